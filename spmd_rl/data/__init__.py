@@ -1,0 +1,1 @@
+"""The nouns that travel, and where prompts come from; no torch."""

@@ -1,0 +1,38 @@
+"""The nouns rank 0 knows a sample by; tokens stay on the rank that made them."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """What rank 0 knows of one sample: who it is, who holds its tokens, how long it is, why it ended."""
+
+    id: int
+    """prompt * samples_per_prompt + sample; unique within the step."""
+    prompt: int
+    """Index of the prompt within the step."""
+    sample: int
+    """Index of the sample within its prompt's group."""
+    owner: int
+    """Global rank that holds the tokens and log-probabilities."""
+    prompt_tokens: int
+    response_tokens: int
+    finish_reason: str
+    """Either "stop" (an end token or stop string) or "length" (the response limit)."""
+
+    @property
+    def tokens(self) -> int:
+        return self.prompt_tokens + self.response_tokens
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A sample's reward and why it got it."""
+
+    id: int
+    reward: float
+    """Sum over the rules of weight * score."""
+    cause: str
+    """correct, wrong, unparsed, truncated, timeout or crash: that of the first rule that judges the answer."""
+    scores: dict[str, float]
+    """Rule name -> unweighted score."""
