@@ -1,0 +1,1 @@
+"""Rank 0: it decides everything from tickets, and holds no tensors."""

@@ -1,0 +1,156 @@
+"""What a person sees of a run: one line a step, what is being done right now, a summary at the end."""
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from rich.console import Console as RichConsole
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+SHOWN = (
+    ("reward", "grpo/rewards/mean", ".3f"),
+    ("kl", "actor/kl_loss", ".4f"),
+    ("entropy", "actor/entropy", ".3f"),
+    ("len", "response_length/mean", ".1f"),
+    ("lr", "grpo/lr", ".1e"),
+    ("grad", "grad_norm", ".2f"),
+)
+TIMES = (("rollout", "timing/rollout"), ("update", "timing/update"), ("step", "timing/all"))
+
+
+class Console(Protocol):
+    """Where lines go, and what is shown between them."""
+
+    def line(self, text: str) -> None: ...
+
+    def doing(self, phase: str) -> None:
+        """Say what is being done from now on."""
+
+    def advance(self, step: int) -> None:
+        """So many steps are done."""
+
+    def close(self) -> None: ...
+
+
+def console(steps: int) -> Console:
+    """A live display when standard output is a terminal, plain lines otherwise."""
+    return LiveConsole(steps) if sys.stdout.isatty() else PlainConsole()
+
+
+class PlainConsole:
+    """Lines only: for files, pipes and job logs."""
+
+    def line(self, text: str) -> None:
+        print(text, flush=True)
+
+    def doing(self, phase: str) -> None:
+        pass
+
+    def advance(self, step: int) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class LiveConsole:
+    """Lines scroll above a progress bar that names the current phase and for how long it has been going on."""
+
+    def __init__(self, steps: int, target: RichConsole | None = None):
+        self.target = target or RichConsole()
+        self.progress = Progress(
+            TextColumn("step"),
+            MofNCompleteColumn(),
+            BarColumn(bar_width=20),
+            TimeRemainingColumn(compact=True),
+            TextColumn("left "),
+            _PhaseColumn(),
+            console=self.target,
+            refresh_per_second=2,
+            speed_estimate_period=600,
+            transient=True,
+        )
+        self.task = self.progress.add_task("", total=steps, phase="starting", since=time.monotonic())
+        self.progress.start()
+
+    def line(self, text: str) -> None:
+        self.target.print(text, soft_wrap=True, markup=False, highlight=False)
+
+    def doing(self, phase: str) -> None:
+        self.progress.update(self.task, phase=phase, since=time.monotonic())
+
+    def advance(self, step: int) -> None:
+        self.progress.update(self.task, completed=step)
+
+    def close(self) -> None:
+        self.progress.stop()
+
+
+class _PhaseColumn(ProgressColumn):
+    max_refresh = None
+
+    def render(self, task: Task) -> Text:
+        seconds = time.monotonic() - task.fields["since"]
+        return Text(f"{task.fields['phase']} {seconds:.0f} s", style="cyan", no_wrap=True)
+
+
+def step_line(row: Mapping[str, float], steps: int, world_size: int) -> str:
+    """One step in one line; what was not measured is left out.
+
+    tok/s counts prompt and response tokens of all ranks over the whole step.
+    """
+    parts = [f"step {int(row['step']):>{len(str(steps))}}/{steps}"]
+    parts += [f"{label} {row[name]:{form}}" for label, name, form in SHOWN if name in row]
+    times = [f"{label} {row[name]:.1f}s" for label, name in TIMES if name in row]
+    parts += [" ".join(times)] if times else []
+    if "e2e_tps" in row:
+        parts.append(f"{row['e2e_tps'] * world_size:.0f} tok/s")
+    return "  ".join(parts)
+
+
+def evaluation_line(step: int, metrics: Mapping[str, float]) -> str:
+    """The accuracy of each benchmark, or whatever else was measured."""
+    accuracies = {name: value for name, value in metrics.items() if name.endswith("/accuracy")} or metrics
+    when = f"after step {step}" if step else "before training"
+    shown = [f"{name.removeprefix('eval/').replace('/', ' ')} {value:.3f}" for name, value in accuracies.items()]
+    return f"evaluation {when}: {', '.join(shown)}"
+
+
+def conversation(sample: Mapping[str, Any]) -> str:
+    """A sample as a person reads it."""
+    head = f"reward {sample.get('reward')}  cause {sample.get('cause')}  finish {sample.get('finish_reason')}"
+    return "\n".join([head, "  prompt:   " + _indented(sample["prompt"]), "  response: " + _indented(sample["response"])])
+
+
+def _indented(text: str) -> str:
+    return text.strip().replace("\n", "\n" + " " * 12)
+
+
+def summary(
+    rows: Sequence[Mapping[str, float]], evaluations: Sequence[tuple[int, Mapping[str, float]]], places: Mapping[str, Path]
+) -> str:
+    """What the run reached, and where everything lies: `rows` of steps, `evaluations` as (step, metrics)."""
+    facts: list[tuple[str, str]] = []
+    if len(evaluations) > 1:
+        (first, before), (last, after) = evaluations[0], evaluations[-1]
+        for name in (name for name in before if name.endswith("/accuracy") and name in after):
+            change = (after[name] - before[name]) * 100
+            when = f"(step {first} and {last}, {change:+.1f} points)"
+            facts.append((name.removeprefix("eval/").replace("/", " "), f"{before[name]:.1%} -> {after[name]:.1%}  {when}"))
+    rewards = [row["grpo/rewards/mean"] for row in rows if "grpo/rewards/mean" in row]
+    if len(rewards) > 1:
+        facts.append(("reward", f"{rewards[0]:.3f} -> {rewards[-1]:.3f}"))
+    if rows:
+        seconds = sum(row["timing/all"] for row in rows)
+        facts.append(("steps", f"{len(rows)} in {_duration(seconds)}, {seconds / len(rows):.1f} s each"))
+    facts += [(name, str(path)) for name, path in places.items()]
+    width = max((len(name) for name, _ in facts), default=0)
+    return "\n".join(["", "the run in short", *(f"  {name:<{width}}  {value}" for name, value in facts)])
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"

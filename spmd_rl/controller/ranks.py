@@ -1,0 +1,152 @@
+"""Every verb, as rank 0 tells it."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from spmd_rl.controller.planner import Plan
+from spmd_rl.data.tickets import Scored, Ticket
+from spmd_rl.distributed.commands import Commands, verb
+
+
+class Doer(Protocol):
+    """Rank 0's own worker: it does each verb like every other rank's."""
+
+    def do(self, name: str, arguments: dict[str, Any]) -> Any: ...
+
+
+class Ranks:
+    """All ranks, rank 0 included: each method is one collective act."""
+
+    def __init__(self, commands: Commands, worker: Doer):
+        self.commands = commands
+        self.worker = worker
+
+    def _all(self, name: str, **arguments: Any) -> list[Any]:
+        """Have every rank do a verb; the answers in rank order."""
+        self.commands.send(name, arguments)
+        return self.commands.collect(self.worker.do(name, arguments))
+
+    @contextmanager
+    def rollout_mode(self) -> Iterator[dict[str, float]]:
+        """vLLM holds the device inside, with the policy's weights; yields what the refresh moved."""
+        moved = self.to_rollout()
+        try:
+            yield moved
+        finally:
+            self.to_training()
+
+    @verb
+    def to_rollout(self) -> dict[str, float]:
+        """Refresh vLLM from Megatron, prove it, and give vLLM the device. Returns metrics."""
+        answers = self._all("to_rollout")
+        return {
+            "bytes/reshard_to_infer/network": max(answer["network_bytes"] for answer in answers),
+            "bytes/reshard_to_infer/local": max(answer["local_bytes"] for answer in answers),
+        }
+
+    @verb
+    def to_training(self) -> None:
+        """Give Megatron the device."""
+        self._all("to_training")
+
+    @verb
+    def generate(
+        self, split: str, rows: Sequence[int], step: int, samples_per_prompt: int, greedy: bool
+    ) -> tuple[list[Ticket], dict[str, float]]:
+        """Samples of these prompts; each is graded as it ends. Returns tickets in order of id, and metrics."""
+        answers = self._all(
+            "generate", split=split, rows=list(rows), step=step, samples_per_prompt=samples_per_prompt, greedy=greedy
+        )
+        tickets = sorted((Ticket(**ticket) for answer in answers for ticket in answer["tickets"]), key=lambda t: t.id)
+        seconds = [answer["seconds"] for answer in answers]
+        prompt_tokens = sum(answer["prompt_tokens"] for answer in answers)
+        return tickets, {
+            "rollout/imbalance_fraction": 1.0 - min(seconds) / max(max(seconds), 1e-9),
+            "rollout/prefix_cache_hit_fraction": sum(answer["cached_tokens"] for answer in answers)
+            / max(prompt_tokens, 1),
+            "rollout/truncated_fraction": sum(ticket.finish_reason == "length" for ticket in tickets)
+            / max(len(tickets), 1),
+        }
+
+    @verb
+    def rewards(self) -> tuple[dict[int, Scored], dict[str, float]]:
+        """Wait for the graders; every sample's score by id, and metrics."""
+        answers = self._all("rewards")
+        scored = [Scored(**score) for answer in answers for score in answer["scored"]]
+        return {score.id: score for score in scored}, {
+            "timing/rule_reward": sum(answer["busy_seconds"] for answer in answers),
+            "timing/non_overlap_rule_reward": max(answer["waited_seconds"] for answer in answers),
+        }
+
+    @verb
+    def exchange(self, plan: Plan) -> dict[str, float]:
+        """Bring every sample to the ranks that train on it, in one all-to-all. Returns metrics."""
+        answers = self._all(
+            "exchange",
+            minibatches=[minibatch.microbatches for minibatch in plan.minibatches],
+            share_prompts=plan.share_prompts,
+        )
+        return {"bytes/exchange/network": max(answer["network_bytes"] for answer in answers)}
+
+    @verb
+    def score(self, model: str) -> dict[str, float]:
+        """Log-probabilities of all exchanged samples under `policy` or `reference`; they stay on the ranks."""
+        answers = self._all("score", model=model)
+        return {
+            f"timing/{model}_{move}": max(answer[move] for answer in answers)
+            for move in ("onload", "offload")
+            if model == "reference"
+        }
+
+    @verb
+    def learn(
+        self, minibatch: int, advantages: dict[int, float], weights: dict[int, float], learning_rate: float
+    ) -> dict[str, float]:
+        """One optimizer step; the loss is the sum over all tokens of weight * token loss. Returns metrics."""
+        answers = self._all(
+            "learn",
+            minibatch=minibatch,
+            ids=list(advantages),
+            advantages=list(advantages.values()),
+            weights=[weights[sample] for sample in advantages],
+            learning_rate=learning_rate,
+        )
+        sums: dict[str, float] = {}
+        for answer in answers:
+            for name, value in answer["sums"].items():
+                sums[name] = sums.get(name, 0.0) + value
+        tokens = max(sums.pop("tokens", 0.0), 1.0)
+        metrics = {name: value / tokens for name, value in sums.items() if not name.endswith("_loss")}
+        metrics |= {name: value for name, value in sums.items() if name.endswith("_loss")}
+        return metrics | {
+            "correction/logprob_gap_max": max(answer["gap_max"] for answer in answers),
+            "grad_norm": answers[0]["grad_norm"],
+            "update/skipped": float(not answers[0]["updated"]),
+        }
+
+    @verb
+    def conversations(self, ids: Sequence[int]) -> list[dict[str, Any]]:
+        """Prompt and response texts of some samples, in the order of `ids`."""
+        found = {text["id"]: text for answer in self._all("conversations", ids=list(ids)) for text in answer}
+        return [found[sample] for sample in ids]
+
+    @verb
+    def forget(self) -> None:
+        """Drop the samples of this step."""
+        self._all("forget")
+
+    @verb
+    def export_hf(self, directory: str) -> None:
+        """Write the policy as a Hugging Face directory."""
+        self._all("export_hf", directory=directory)
+
+    @verb
+    def memory(self) -> list[dict[str, int]]:
+        """Peak bytes by phase, of every rank."""
+        return self._all("memory")
+
+    @verb
+    def stop(self) -> None:
+        """The last verb: every rank leaves its loop."""
+        self._all("stop")

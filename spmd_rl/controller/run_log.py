@@ -1,0 +1,276 @@
+"""What is kept of a run, and what is shown of it: rank 0 only; the other ranks are silent."""
+
+import json
+import math
+import netrc
+import os
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
+from urllib.parse import urlparse
+
+from spmd_rl.config.config import Config
+from spmd_rl.controller.console import Console, console, conversation, evaluation_line, step_line, summary
+
+METRICS = "metrics.jsonl"
+WRITTEN_HERE = ("config.yaml", METRICS, "run.log", "samples", "tensorboard", "wandb", "hf")
+
+Timed = Callable[[str], AbstractContextManager[None]]
+
+
+class Sink(Protocol):
+    """Somewhere that numbers go."""
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class RunLog:
+    """Steps count from 1; step 0 is before training.
+
+    What an earlier run left in `run_dir` is moved to `run_dir`/earlier/. Raises ValueError when W&B cannot be reached
+    as the configuration asks.
+    """
+
+    def __init__(self, config: Config, run_dir: Path, world_size: int):
+        self.config = config
+        self.run_dir = Path(run_dir)
+        self.world_size = world_size
+        if config.run.wandb == "online":
+            require_wandb_key()
+        moved = _set_aside(self.run_dir)
+        (self.run_dir / "samples").mkdir(parents=True)
+        self._text = open(self.run_dir / "run.log", "w", encoding="utf-8")
+        self._sinks: list[Sink] = [_JsonLines(self.run_dir / METRICS)]
+        if config.run.tensorboard:
+            self._sinks.append(_TensorBoard(self.run_dir / "tensorboard"))
+        if config.run.wandb != "off":
+            self._sinks.append(_WeightsAndBiases(config, self.run_dir))
+        self._rows: list[dict[str, float]] = []
+        self._evaluations: list[tuple[int, dict[str, float]]] = []
+        self._values: dict[str, list[float]] = defaultdict(list)
+        self._open_phases: list[_Phase] = []
+        self._closed = False
+        self._console: Console = console(config.train.steps)
+        self.note(
+            f"run {config.run.name}: {world_size} ranks, {config.train.steps} steps of {config.train.prompts_per_step} prompts"
+            f" x {config.algorithm.samples_per_prompt} samples; everything goes to {self.run_dir}"
+        )
+        if moved:
+            self.note(f"what an earlier run had left there is in {moved}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if kind is None and not self._closed:
+            self.note(summary(self._rows, self._evaluations, self._places()))
+        self.close()
+
+    def note(self, text: str) -> None:
+        """Say something once, on the console and in run.log."""
+        self._text.write(text + "\n")
+        self._text.flush()
+        self._console.line(text)
+
+    @contextmanager
+    def step(self, step: int) -> Iterator[Timed]:
+        """One step; yields `timed`. At the end everything that was added becomes a row, unless the step was cut short."""
+        self._values.clear()
+        started = time.perf_counter()
+        yield self.timed
+        self.add("timing/all", time.perf_counter() - started)
+        metrics = {name: combine(name, values) for name, values in self._values.items()}
+        sequences = self.config.train.prompts_per_step * self.config.algorithm.samples_per_prompt
+        metrics |= tokens_per_second(metrics, sequences, self.world_size)
+        self._values.clear()
+        self._rows.append({"step": step, **metrics})
+        self._write(step, metrics)
+        self._console.advance(step)
+        self.note(step_line(self._rows[-1], self.config.train.steps, self.world_size))
+
+    @contextmanager
+    def timed(self, phase: str) -> Iterator[None]:
+        """Add the seconds inside to timing/<phase>, less those of phases inside it: a step's phases never overlap.
+
+        Outside a step only the console shows it.
+        """
+        current = _Phase(phase)
+        self._open_phases.append(current)
+        self._console.doing(phase)
+        try:
+            yield
+        finally:
+            self._open_phases.pop()
+            total = time.perf_counter() - current.started
+            self.add(f"timing/{phase}", total - current.inner_seconds)
+            if self._open_phases:
+                self._open_phases[-1].inner_seconds += total
+            self._console.doing(self._open_phases[-1].name if self._open_phases else "")
+
+    def add(self, name: str, value: float) -> None:
+        """A number of the current step; several of one name become one as `combine` says."""
+        self._values[name].append(float(value))
+
+    def add_all(self, metrics: Mapping[str, float]) -> None:
+        for name, value in metrics.items():
+            self.add(name, value)
+
+    learning = add_all
+    """What one optimizer step reports."""
+
+    def samples(self, step: int, samples: Sequence[Mapping[str, Any]], show: int = 0) -> None:
+        """Keep conversations (prompt, response, answer, reward, cause, scores, finish_reason); show the first few."""
+        with open(self.run_dir / "samples" / f"step_{step:06d}.jsonl", "w", encoding="utf-8") as file:
+            file.writelines(json.dumps(dict(sample), ensure_ascii=False) + "\n" for sample in samples)
+        for sample in samples[:show]:
+            self.note(conversation(sample))
+
+    def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Numbers of an evaluation after `step` steps: a row of their own."""
+        if not metrics:
+            return
+        self._evaluations.append((step, dict(metrics)))
+        self._write(step, metrics)
+        self.note(evaluation_line(step, metrics))
+
+    def close(self) -> None:
+        """Stop the display and close every file; a second call does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        self._console.close()
+        for sink in self._sinks:
+            sink.close()
+        self._text.close()
+
+    def _write(self, step: int, metrics: Mapping[str, float]) -> None:
+        for sink in self._sinks:
+            sink.write(step, metrics)
+
+    def _places(self) -> dict[str, Path]:
+        places = {"metrics": METRICS, "samples": "samples", "tensorboard": "tensorboard", "w&b": "wandb", "model": "hf"}
+        return {name: self.run_dir / place for name, place in places.items() if (self.run_dir / place).exists()}
+
+
+class _Phase:
+    def __init__(self, name: str):
+        self.name = name
+        self.started = time.perf_counter()
+        self.inner_seconds = 0.0
+
+
+def combine(name: str, values: Sequence[float]) -> float:
+    """Several values of one metric in one step: seconds and bytes add up, extremes stay extremes, the rest is averaged."""
+    if name.startswith(("timing/", "bytes/")):
+        return math.fsum(values)
+    if name.endswith(("max", "peak_bytes")):
+        return max(values)
+    if name.endswith("/min"):
+        return min(values)
+    return math.fsum(values) / len(values)
+
+
+def tokens_per_second(metrics: Mapping[str, float], sequences: int, world_size: int) -> dict[str, float]:
+    """Throughput per rank, for each phase that took time: mean lengths in tokens, `sequences` of all ranks in the step."""
+    if "response_length/mean" not in metrics or "prompt_length/mean" not in metrics:
+        return {}
+    responses = metrics["response_length/mean"] * sequences / world_size
+    tokens = responses + metrics["prompt_length/mean"] * sequences / world_size
+    rates = (
+        ("e2e_tps", tokens, "timing/all"),
+        ("update_tps", tokens, "timing/update"),
+        ("vllm_tps", tokens, "timing/rollout"),
+        ("rollout/response_tps", responses, "timing/rollout"),
+    )
+    return {name: count / metrics[timing] for name, count, timing in rates if metrics.get(timing, 0.0) > 0}
+
+
+def require_wandb_key() -> None:
+    """Raises ValueError when nobody is logged in to Weights & Biases."""
+    host = urlparse(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
+    try:
+        stored = netrc.netrc().authenticators(host)
+    except (FileNotFoundError, netrc.NetrcParseError):
+        stored = None
+    if not os.environ.get("WANDB_API_KEY") and not stored:
+        raise ValueError(
+            f"run.wandb = online: no key for {host} in WANDB_API_KEY or ~/.netrc; set it, or log in with `wandb login`, "
+            "or use --run.wandb offline and upload with `wandb sync` later"
+        )
+
+
+def _set_aside(run_dir: Path) -> Path | None:
+    """Move an earlier run's files, and nothing else, out of the way."""
+    if not (run_dir / METRICS).exists():
+        return None
+    number = 1
+    while (target := run_dir / "earlier" / str(number)).exists():
+        number += 1
+    target.mkdir(parents=True)
+    for name in WRITTEN_HERE:
+        if (run_dir / name).exists():
+            (run_dir / name).rename(target / name)
+    return target
+
+
+class _JsonLines:
+    """One JSON object a row, on disk as soon as it is written. Numbers that JSON has no spelling for become null."""
+
+    def __init__(self, path: Path):
+        self.file = open(path, "w", encoding="utf-8")
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+        self.file.write(json.dumps({"step": step, "time": round(time.time(), 3), **finite}) + "\n")
+        self.file.flush()
+
+    def close(self) -> None:
+        self.file.close()
+
+
+class _TensorBoard:
+    """Event files, written with tensorboard's own writer: torch's would bring torch along."""
+
+    def __init__(self, directory: Path):
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        directory.mkdir()
+        self.writer = EventFileWriter(str(directory))
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
+        self.writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
+        self.writer.flush()
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+class _WeightsAndBiases:
+    def __init__(self, config: Config, run_dir: Path):
+        import wandb
+
+        self.run = wandb.init(
+            project=config.run.wandb_project,
+            name=config.run.name,
+            dir=str(run_dir),
+            mode=config.run.wandb,
+            config=asdict(config),
+            settings=wandb.Settings(silent=True),
+        )
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.run.log(dict(metrics), step=step)
+
+    def close(self) -> None:
+        self.run.finish()

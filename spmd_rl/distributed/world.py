@@ -1,0 +1,75 @@
+"""The ranks of this run and the process groups that the program itself uses."""
+
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from spmd_rl.platforms.platform import Platform
+
+
+@dataclass(frozen=True)
+class World:
+    """What one rank knows of the others."""
+
+    rank: int
+    size: int
+    local_rank: int
+    ranks_per_node: int
+    control: dist.ProcessGroup
+    """Gloo, of its own: verbs and answers travel here, whatever the device is busy with."""
+    payload: dist.ProcessGroup
+    """Gloo: samples, which live on the host, from rank to rank."""
+
+
+def size_from_environment() -> int:
+    """How many ranks torchrun started; 1 without torchrun."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def rank_from_environment() -> int:
+    """This process's rank; 0 without torchrun."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def local_rank_from_environment() -> int:
+    """This process's place on its node; 0 without torchrun."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def start(platform: Platform, collective_timeout_seconds: float) -> World:
+    """Join the other ranks.
+
+    Without torchrun the process is a world of one, on a free port of its own.
+    Raises ValueError when the rendezvous address cannot be bound.
+    """
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}.items():
+        os.environ.setdefault(name, value)
+    if "MASTER_PORT" not in os.environ:
+        os.environ["MASTER_PORT"] = str(_free_port())
+    platform.claim(local_rank_from_environment())
+    try:
+        dist.init_process_group(platform.backend, timeout=timedelta(seconds=collective_timeout_seconds))
+    except dist.DistNetworkError as error:
+        raise ValueError(
+            f"MASTER_ADDR:MASTER_PORT = {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}: the ranks could not meet there "
+            f"({str(error).splitlines()[0]}); give torchrun another --master_port, or --standalone on one node"
+        ) from error
+    return World(
+        rank=dist.get_rank(),
+        size=dist.get_world_size(),
+        local_rank=local_rank_from_environment(),
+        ranks_per_node=int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size())),
+        # A rank may wait long for the next verb (torchrun ends it when rank 0 dies); commands.py keeps the deadlines itself.
+        control=dist.new_group(backend="gloo", timeout=timedelta(days=30)),
+        payload=dist.new_group(backend="gloo", timeout=timedelta(seconds=collective_timeout_seconds)),
+    )
+
+
+def _free_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

@@ -1,0 +1,181 @@
+"""From a command line to a story: configuration, checks, ranks; rank 0 tells the story, the others serve."""
+
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from spmd_rl.config.check import check
+from spmd_rl.config.config import Config
+from spmd_rl.config.load import dump, load_config
+from spmd_rl.config.model_shape import ModelShape, read_model_shape
+from spmd_rl.distributed.world import rank_from_environment, size_from_environment
+
+USER_ERROR = 2
+
+
+@dataclass(frozen=True)
+class Story:
+    """What rank 0 needs to know beside the configuration."""
+
+    run_dir: Path
+    train_prompts: int
+    eval_prompts: int
+    benchmark: str
+    data_parallel: int
+    share_prompts: bool
+
+
+Tell = Callable[[Config, Any, Story, Any], None]
+
+
+def main(tell: Tell, arguments: list[str] | None = None) -> None:
+    """Run one entry point on this rank; the exit status is 2 where the user can mend what is wrong."""
+    from torch.distributed.elastic.multiprocessing.errors import record
+
+    try:
+        config, shape = configure(sys.argv[1:] if arguments is None else arguments)
+    except ValueError as error:
+        _refuse(error)
+    _exit_on_signals()
+    record(run)(config, shape, tell)
+
+
+def configure(arguments: list[str]) -> tuple[Config, ModelShape]:
+    """Everything that can be wrong before any rank has met another, without torch.
+
+    Raises ValueError that lists all problems.
+    """
+    config = load_config(arguments)
+    shape = read_model_shape(config.model.path)
+    problems = check(config, size_from_environment(), shape)
+    if problems:
+        raise ValueError("\n".join(problems))
+    return config, shape
+
+
+def run(config: Config, shape: ModelShape, tell: Tell) -> None:
+    """One rank's life."""
+    from spmd_rl.platforms.platform import current
+
+    try:
+        platform = current(config.run.platform)
+        for name, value in platform.environment.items():
+            os.environ.setdefault(name, value)
+        from spmd_rl.patches import megatron_core, vllm
+        from spmd_rl.patches.patch import apply_all
+
+        applied = apply_all(megatron_core.PATCHES + vllm.PATCHES, platform.name)
+        loaded = _read_prompts(config)
+        pool = _start_graders(config)
+        from spmd_rl.distributed import world as worlds
+
+        world = worlds.start(platform, config.run.collective_timeout_seconds)
+    except ValueError as error:
+        _refuse(error)
+    from spmd_rl.distributed.commands import Commands
+    from spmd_rl.worker.worker import Worker
+
+    log = _start_log(config, world.size, applied, loaded.notes) if world.rank == 0 else None
+    try:
+        worker = Worker(config, shape, platform, world, loaded.prompts, loaded.tokenizer, pool)
+    except ValueError as error:
+        _refuse(error)
+    commands = Commands(world, config.run.control_timeout_seconds)
+    if log is None:
+        worker.serve(commands)
+    else:
+        from spmd_rl.controller.ranks import Ranks
+
+        ranks = Ranks(commands, worker)
+        story = Story(
+            run_dir=log.run_dir,
+            train_prompts=len(loaded.prompts["train"]),
+            eval_prompts=len(loaded.prompts["eval"]),
+            benchmark=_benchmark(config),
+            data_parallel=config.parallel.data(world.size),
+            share_prompts=config.train.share_prompts and platform.shares_prompts,
+        )
+        with log:
+            tell(config, ranks, story, log)
+        ranks.stop()
+    import torch.distributed as dist
+
+    dist.barrier(group=world.control)
+    dist.destroy_process_group()
+
+
+@dataclass
+class _Loaded:
+    tokenizer: Any
+    prompts: dict[str, list[Any]]
+    notes: list[str]
+
+
+def _read_prompts(config: Config) -> _Loaded:
+    """Every rank reads all prompts: only their row numbers travel."""
+    from spmd_rl.data.prompts import load_prompts
+    from spmd_rl.data.tokens import load_tokenizer
+
+    tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
+    loaded = {split: load_prompts(config, tokenizer, split) for split in ("train", "eval")}
+    return _Loaded(
+        tokenizer,
+        {split: list(part.prompts) for split, part in loaded.items()},
+        [note for part in loaded.values() for note in part.notes],
+    )
+
+
+def _start_graders(config: Config) -> Any:
+    from spmd_rl.rewards.pool import GraderPool
+
+    return GraderPool(config.reward.rules, config.reward.workers, config.reward.timeout_seconds)
+
+
+def _start_log(config: Config, world_size: int, applied: list[str], notes: list[str]) -> Any:
+    from spmd_rl.controller.run_log import RunLog
+
+    run_dir = Path(config.run.dir or f"runs/{config.run.name}")
+    log = RunLog(config, run_dir, world_size)
+    (run_dir / "config.yaml").write_text(dump(config))
+    for line in applied + notes:
+        log.note(line)
+    return log
+
+
+def _benchmark(config: Config) -> str:
+    source = config.data.eval_source or config.data.source
+    return Path(source).stem
+
+
+def _refuse(error: ValueError) -> None:
+    """Say what the user can change, once, and leave."""
+    if rank_from_environment() == 0:
+        print(f"\nspmd_rl cannot start:\n{error}\n", file=sys.stderr, flush=True)
+        if os.environ.get("SPMD_RL_TRACEBACK"):
+            traceback.print_exc()
+    sys.exit(USER_ERROR)
+
+
+def _exit_on_signals() -> None:
+    """Leave at once on Ctrl-C and SIGTERM, also while the main thread waits inside a collective.
+
+    A thread waits for the signals: Python runs ordinary handlers only between bytecodes of the main thread.
+    """
+    signals = {signal.SIGINT, signal.SIGTERM}
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+
+    def wait() -> None:
+        received = signal.sigwait(signals)
+        if rank_from_environment() == 0:
+            # Show the cursor again, which a live progress display hides.
+            sys.stderr.write(("\x1b[?25h" if sys.stderr.isatty() else "") + f"\nended by {signal.Signals(received).name}\n")
+            sys.stderr.flush()
+        os._exit(128 + received)
+
+    threading.Thread(target=wait, daemon=True, name="signals").start()

@@ -1,0 +1,45 @@
+"""What is asked of the engine, and what comes back."""
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Request:
+    """One sample to generate."""
+
+    id: int
+    prompt: tuple[int, ...]
+    """Token ids."""
+    seed: int
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are drawn; the same for all requests of a rollout."""
+
+    temperature: float
+    max_tokens: int
+    top_p: float = 1.0
+    top_k: int = 0
+    """0: off."""
+    min_p: float = 0.0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One generated sample."""
+
+    id: int
+    prompt: torch.Tensor
+    """Token ids [P], int64."""
+    response: torch.Tensor
+    """Token ids [R], int64, the end token included when it was drawn."""
+    logprobs: torch.Tensor
+    """Natural logs, fp32, of the distribution each response token was drawn from [R]."""
+    finish_reason: str
+    """`stop` or `length`."""
+    cached_prompt_tokens: int

@@ -1,0 +1,67 @@
+"""What of the trainer leaves the device while the engine holds it."""
+
+import torch
+from megatron.core.distributed import DistributedDataParallel
+
+
+class Releasable:
+    """Storages whose contents nobody needs for a while: their memory goes back, their tensors stay."""
+
+    def __init__(self, tensors: list[torch.Tensor]):
+        self.tensors = tensors
+        self.sizes = [tensor.untyped_storage().nbytes() for tensor in tensors]
+        self.released = False
+
+    def release(self) -> None:
+        if not self.released:
+            for tensor in self.tensors:
+                tensor.untyped_storage().resize_(0)
+            self.released = True
+
+    def restore(self) -> None:
+        """Give the storages back their sizes; what they hold is undefined until somebody writes it."""
+        if self.released:
+            for tensor, size in zip(self.tensors, self.sizes, strict=True):
+                tensor.untyped_storage().resize_(size)
+            self.released = False
+
+
+class Offloaded:
+    """Storages whose contents wait on the host; on a CPU they are there already."""
+
+    def __init__(self, tensors: list[torch.Tensor]):
+        self.tensors = [tensor for tensor in tensors if tensor.device.type != "cpu"]
+        self.storages = Releasable(self.tensors)
+        self.on_host: list[torch.Tensor] = []
+
+    def offload(self) -> int:
+        """Move to the host; returns the bytes moved."""
+        if self.storages.released or not self.tensors:
+            return 0
+        if not self.on_host:
+            self.on_host = [torch.empty_like(tensor, device="cpu", pin_memory=True) for tensor in self.tensors]
+        for tensor, host in zip(self.tensors, self.on_host, strict=True):
+            host.copy_(tensor, non_blocking=True)
+        getattr(torch, self.tensors[0].device.type).synchronize()
+        self.storages.release()
+        return sum(self.storages.sizes)
+
+    def onload(self) -> int:
+        """Move back to the device; returns the bytes moved."""
+        if not self.storages.released:
+            return 0
+        self.storages.restore()
+        for tensor, host in zip(self.tensors, self.on_host, strict=True):
+            tensor.copy_(host, non_blocking=True)
+        getattr(torch, self.tensors[0].device.type).synchronize()
+        return sum(self.storages.sizes)
+
+
+def gradient_buffers(wrapped: DistributedDataParallel) -> list[torch.Tensor]:
+    """Megatron's contiguous gradient buffers of this rank."""
+    return [buffer.grad_data for buffer in wrapped.buffers + wrapped.expert_parallel_buffers]
+
+
+def parameter_buffers(wrapped: DistributedDataParallel) -> list[torch.Tensor]:
+    """Megatron's contiguous parameter buffers of this rank."""
+    return [buffer.param_data for buffer in wrapped.buffers + wrapped.expert_parallel_buffers]

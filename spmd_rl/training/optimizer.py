@@ -1,0 +1,85 @@
+"""Megatron's distributed optimizer over the policy: gradients summed, clipped, applied."""
+
+import torch
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+
+from spmd_rl.config.config import TrainConfig
+from spmd_rl.training.model import PolicyModel
+from spmd_rl.training.offload import Offloaded
+
+
+def wrap_for_gradients(policy: PolicyModel) -> DistributedDataParallel:
+    """The policy with Megatron's gradient buffers around it; gradients are summed over the data-parallel ranks."""
+    policy.config.finalize_model_grads_func = _sum_gradients
+    return DistributedDataParallel(
+        policy.config,
+        DistributedDataParallelConfig(use_distributed_optimizer=True, grad_reduce_in_fp32=True, overlap_grad_reduce=False),
+        policy,
+    )
+
+
+def _sum_gradients(model: list[torch.nn.Module], num_tokens: torch.Tensor | None = None, **options: object) -> None:
+    """Megatron's finalisation without its division by a token count: the losses carry their global denominators."""
+    finalize_model_grads(model, None, **options)
+
+
+class PolicyOptimizer:
+    """AdamW whose state is spread over the data-parallel ranks."""
+
+    def __init__(self, wrapped: DistributedDataParallel, train: TrainConfig, dtype: torch.dtype):
+        self.wrapped = wrapped
+        self._offloaded: Offloaded | None = None
+        self.optimizer = get_megatron_optimizer(
+            OptimizerConfig(
+                optimizer="adam",
+                lr=train.learning_rate,
+                weight_decay=train.weight_decay,
+                adam_beta1=train.adam_beta1,
+                adam_beta2=train.adam_beta2,
+                adam_eps=train.adam_epsilon,
+                clip_grad=train.clip_grad,
+                bf16=dtype == torch.bfloat16,
+                params_dtype=dtype,
+                use_distributed_optimizer=True,
+            ),
+            [wrapped],
+            use_gloo_process_groups=False,
+        )
+
+    def zero_gradients(self) -> None:
+        self.wrapped.zero_grad_buffer()
+        self.optimizer.zero_grad()
+
+    def step(self, learning_rate: float) -> tuple[bool, float]:
+        """One update at this learning rate. Returns whether it was made (not on inf or nan) and the norm before clipping."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate * group.get("lr_mult", 1.0)
+        made, norm, _zeros = self.optimizer.step()
+        return bool(made), float(norm)
+
+    def _state(self) -> Offloaded:
+        """Optimizer moments and main parameters; they come into being with the first step."""
+        inner = [
+            torch_optimizer
+            for chained in getattr(self.optimizer, "chained_optimizers", [self.optimizer])
+            if (torch_optimizer := chained.optimizer) is not None
+        ]
+        tensors = [
+            value
+            for torch_optimizer in inner
+            for state in torch_optimizer.state.values()
+            for value in state.values()
+            if isinstance(value, torch.Tensor) and value.dim() > 0
+        ]
+        if self._offloaded is None or len(self._offloaded.tensors) != len(tensors):
+            self._offloaded = Offloaded(tensors)
+        return self._offloaded
+
+    def offload(self) -> None:
+        """Move the optimizer's state to the host."""
+        self._state().offload()
+
+    def onload(self) -> None:
+        """Move the optimizer's state back to the device."""
+        self._state().onload()

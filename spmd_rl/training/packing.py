@@ -1,0 +1,135 @@
+"""Samples laid one after another without padding, the common prompt of a group only once.
+
+A group of samples that share their prompt is laid down as `prompt, response 1, response 2, ...`: the hidden states of a
+prompt do not depend on what follows, so computing them once gives the same losses and gradients as computing them for
+every sample. The last token of a response predicts nothing and is left out.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from megatron.core.packed_seq_params import PackedSeqParams
+
+
+@dataclass
+class TrainSample:
+    """One sample on the ranks that train on it."""
+
+    id: int
+    prompt: torch.Tensor
+    """Token ids [P], int64."""
+    response: torch.Tensor
+    """Token ids [R], int64."""
+    rollout_logprobs: torch.Tensor
+    """vLLM's, of each response token [R], fp32."""
+    policy_logprobs: torch.Tensor | None = None
+    """Megatron's before the update [R], on the last pipeline stage."""
+    reference_logprobs: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A prompt and the responses that continue it, as offsets into the packed tokens."""
+
+    start: int
+    prompt_tokens: int
+    response_tokens: tuple[int, ...]
+    """Tokens laid down for each response; empty for a sequence that shares nothing (then all of it is the prompt)."""
+
+    @property
+    def end(self) -> int:
+        return self.start + self.prompt_tokens + sum(self.response_tokens)
+
+
+@dataclass
+class PackedTokens(PackedSeqParams):
+    """Megatron's packed sequence parameters, with what shared prompts need beside them."""
+
+    segments: tuple[Segment, ...] = ()
+    positions: torch.Tensor | None = None
+    """Position of each token in its own sequence [T]."""
+
+
+@dataclass
+class Packed:
+    """One micro-batch.
+
+    T tokens, N response tokens over all samples.
+    """
+
+    samples: list[TrainSample]
+    tokens: torch.Tensor
+    """[1, T]"""
+    predictors: torch.Tensor
+    """Index in [0, T) of the token whose hidden state predicts each response token [N]."""
+    targets: torch.Tensor
+    """The response tokens [N]."""
+    lengths: list[int]
+    """Response tokens of each sample, in the order of `samples`; they sum to N."""
+    params: PackedTokens = field(repr=False, default_factory=PackedTokens)
+    padding_tokens: int = 0
+
+
+def pack(groups: Sequence[Sequence[TrainSample]], multiple: int, share_prompts: bool, device: torch.device) -> Packed:
+    """Lay out a micro-batch; T is padded to a multiple of `multiple` (sequence parallel) with a sequence of its own.
+
+    The samples of a group must have the same prompt when `share_prompts` is set. A micro-batch without samples is one
+    token that predicts nothing: a rank that has fewer micro-batches than its neighbours runs it in their stead.
+    """
+    pieces: list[torch.Tensor] = []
+    positions: list[torch.Tensor] = []
+    predictors: list[torch.Tensor] = []
+    segments: list[Segment] = []
+    samples: list[TrainSample] = []
+    cursor = 0
+
+    def lay(tokens: torch.Tensor, first_position: int) -> int:
+        nonlocal cursor
+        start = cursor
+        pieces.append(tokens)
+        positions.append(torch.arange(first_position, first_position + len(tokens)))
+        cursor += len(tokens)
+        return start
+
+    for group in groups:
+        for sharing in [list(group)] if share_prompts and len(group) > 1 else [[sample] for sample in group]:
+            prompt = sharing[0].prompt
+            start = lay(prompt, 0)
+            laid = []
+            for sample in sharing:
+                response_start = lay(sample.response[:-1], len(prompt))
+                laid.append(len(sample.response) - 1)
+                # The first response token is predicted by the prompt's last token, each later one by its predecessor.
+                predictors.append(torch.tensor([start + len(prompt) - 1]))
+                predictors.append(torch.arange(response_start, response_start + len(sample.response) - 1))
+                samples.append(sample)
+            if len(sharing) == 1:
+                segments.append(Segment(start, len(prompt) + laid[0], ()))
+            else:
+                segments.append(Segment(start, len(prompt), tuple(laid)))
+    padding = -cursor % multiple if cursor else multiple
+    if padding:
+        segments.append(Segment(lay(torch.zeros(padding, dtype=torch.int64), 0), padding, ()))
+    length = torch.tensor([0, cursor], dtype=torch.int32, device=device)
+    return Packed(
+        samples=samples,
+        tokens=torch.cat(pieces)[None].to(device),
+        predictors=(torch.cat(predictors) if predictors else torch.zeros(0, dtype=torch.int64)).to(device),
+        targets=(
+            torch.cat([sample.response for sample in samples]) if samples else torch.zeros(0, dtype=torch.int64)
+        ).to(device),
+        lengths=[len(sample.response) for sample in samples],
+        params=PackedTokens(
+            qkv_format="thd",
+            # One sequence over all tokens: rotary angles are given per token (training/model.py), and the attention
+            # reads the segments.
+            cu_seqlens_q=length,
+            cu_seqlens_kv=length,
+            max_seqlen_q=cursor,
+            max_seqlen_kv=cursor,
+            segments=tuple(segments),
+            positions=torch.cat(positions).to(device),
+        ),
+        padding_tokens=padding,
+    )

@@ -1,0 +1,52 @@
+"""Megatron-Core's process groups for this run, and where this rank stands in them."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+
+
+@dataclass(frozen=True)
+class Place:
+    """This rank's coordinates in Megatron's grid."""
+
+    tensor_rank: int
+    tensor_size: int
+    pipeline_rank: int
+    pipeline_size: int
+    data_rank: int
+    data_size: int
+    tensor_group: dist.ProcessGroup
+
+    @property
+    def first_stage(self) -> bool:
+        return self.pipeline_rank == 0
+
+    @property
+    def last_stage(self) -> bool:
+        return self.pipeline_rank == self.pipeline_size - 1
+
+    @property
+    def reports(self) -> bool:
+        """Of the ranks that compute the same losses, this one tells rank 0."""
+        return self.last_stage and self.tensor_rank == 0
+
+
+def start_parallel(tensor: int, pipeline: int, seed: int) -> Place:
+    """Make Megatron's process groups; the ranks of a tensor group are neighbours, pipeline stages are farthest apart."""
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=tensor, pipeline_model_parallel_size=pipeline, create_gloo_process_groups=False
+    )
+    model_parallel_cuda_manual_seed(seed)
+    torch.manual_seed(seed)
+    return Place(
+        tensor_rank=parallel_state.get_tensor_model_parallel_rank(),
+        tensor_size=tensor,
+        pipeline_rank=parallel_state.get_pipeline_model_parallel_rank(),
+        pipeline_size=pipeline,
+        data_rank=parallel_state.get_data_parallel_rank(),
+        data_size=parallel_state.get_data_parallel_world_size(),
+        tensor_group=parallel_state.get_tensor_model_parallel_group(),
+    )

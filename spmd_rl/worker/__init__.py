@@ -1,0 +1,1 @@
+"""What every rank does when rank 0 tells a verb."""

@@ -1,0 +1,50 @@
+"""The samples of one step on the ranks that hold them, and how they travel."""
+
+from collections.abc import Iterable
+
+import torch
+
+from spmd_rl.rollout.requests import Completion
+from spmd_rl.training.packing import TrainSample
+
+
+class SampleStore:
+    """Completions on the rank that generated them, training samples on the ranks that train on them."""
+
+    def __init__(self) -> None:
+        self.made: dict[int, Completion] = {}
+        self.texts: dict[int, str] = {}
+        self.training: dict[int, TrainSample] = {}
+
+    def forget(self) -> None:
+        self.made.clear()
+        self.texts.clear()
+        self.training.clear()
+
+
+def to_wire(completions: Iterable[Completion]) -> torch.Tensor:
+    """Samples as one int32 tensor: id, lengths, prompt, response and the bits of the log-probabilities of each."""
+    parts = [torch.empty(0, dtype=torch.int32)]
+    for made in completions:
+        header = torch.tensor([made.id, len(made.prompt), len(made.response)], dtype=torch.int32)
+        parts += [header, made.prompt.int(), made.response.int(), made.logprobs.view(torch.int32)]
+    return torch.cat(parts)
+
+
+def from_wire(wire: torch.Tensor) -> list[TrainSample]:
+    """The samples of one sender."""
+    samples = []
+    at = 0
+    while at < len(wire):
+        sample, prompt, response = wire[at : at + 3].tolist()
+        tokens = wire[at + 3 : at + 3 + prompt + response]
+        at += 3 + prompt + 2 * response
+        samples.append(
+            TrainSample(
+                id=sample,
+                prompt=tokens[:prompt].long(),
+                response=tokens[prompt:].long(),
+                rollout_logprobs=wire[at - response : at].clone().view(torch.float32),
+            )
+        )
+    return samples

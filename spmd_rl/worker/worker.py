@@ -1,0 +1,292 @@
+"""Every verb, as every rank does it."""
+
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from spmd_rl.config.config import Config
+from spmd_rl.config.model_shape import ModelShape
+from spmd_rl.data.prompts import Prompt
+from spmd_rl.data.seeds import sample_seed
+from spmd_rl.data.tickets import Ticket
+from spmd_rl.data.tokens import decode
+from spmd_rl.distributed.commands import Commands, verb
+from spmd_rl.distributed.exchange import exchange
+from spmd_rl.distributed.layout import RolloutLayout, TrainLayout
+from spmd_rl.distributed.world import World
+from spmd_rl.platforms.platform import Platform
+from spmd_rl.rewards.grade import RewardSample
+from spmd_rl.rewards.pool import GraderPool
+from spmd_rl.rollout.engine import Engine
+from spmd_rl.rollout.requests import Completion, Request, Sampling
+from spmd_rl.training.packing import Packed
+from spmd_rl.training.parallel import start_parallel
+from spmd_rl.training.trainer import Trainer
+from spmd_rl.weights.export import export_hf
+from spmd_rl.weights.families import megatron_shard
+from spmd_rl.weights.load import load_shard
+from spmd_rl.worker.residency import Residency
+from spmd_rl.worker.sample_store import SampleStore, from_wire, to_wire
+
+
+class Worker:
+    """One rank: its shard of the policy, its engine, its graders and its samples."""
+
+    def __init__(
+        self,
+        config: Config,
+        shape: ModelShape,
+        platform: Platform,
+        world: World,
+        prompts: dict[str, list[Prompt]],
+        tokenizer: Any,
+        pool: GraderPool,
+    ):
+        self.config, self.shape, self.platform, self.world = config, shape, platform, world
+        self.prompts, self.tokenizer, self.pool = prompts, tokenizer, pool
+        self.train_layout = TrainLayout(
+            config.parallel.tensor, config.parallel.pipeline, config.parallel.data(world.size)
+        )
+        self.rollout_layout = RolloutLayout(config.rollout.tensor, world.size)
+        self.replica = self.rollout_layout.replica(world.rank)
+        self.owns_samples = self.rollout_layout.tensor_rank(world.rank) == 0
+        self.place = start_parallel(config.parallel.tensor, config.parallel.pipeline, config.run.seed)
+        device = torch.device(platform.device_type, *([world.local_rank] if platform.device_type != "cpu" else []))
+        self.shard = megatron_shard(shape, self.train_layout, world.rank)
+        self.trainer = Trainer(config, shape, self.place, device, self._load)
+        self.engine = Engine(
+            config.model.path,
+            config.model.dtype,
+            config.rollout.tensor,
+            config.data.max_prompt_length + config.rollout.max_response_length,
+            config.rollout.max_sequences,
+            int(config.rollout.cache_gib * 2**30),
+            config.rollout.block_tokens,
+            bool(config.rollout.stop),
+            config.run.seed + self.replica,
+            platform,
+            config.model.trust_remote_code,
+        )
+        self.engine.sleep()
+        self.residency = Residency(self.trainer, self.engine, world, self.train_layout, self.rollout_layout)
+        self.store = SampleStore()
+        self.packs: list[list[Packed]] = []
+        self.peaks: dict[str, int] = {}
+        self.done = False
+
+    def _load(self, parameters: dict[str, torch.Tensor], path: str) -> None:
+        load_shard(path, self.shard, parameters, self.shape)
+
+    def serve(self, commands: Commands) -> None:
+        """Do what rank 0 tells until it says stop."""
+        while not self.done:
+            name, arguments = commands.receive()
+            commands.answer(self.do(name, arguments))
+
+    def do(self, name: str, arguments: dict[str, Any]) -> Any:
+        """Do one verb, and remember the memory it took at its peak."""
+        method = getattr(self, name)
+        assert method.is_verb, name
+        self.platform.reset_peak_memory()
+        answer = method(**arguments)
+        self.peaks[name] = max(self.peaks.get(name, 0), self.platform.peak_memory_bytes())
+        return answer
+
+    @verb
+    def to_rollout(self) -> dict[str, int]:
+        traffic = self.residency.to_rollout()
+        return {"network_bytes": traffic.network_bytes, "local_bytes": traffic.local_bytes}
+
+    @verb
+    def to_training(self) -> None:
+        self.residency.to_training()
+
+    @verb
+    def generate(
+        self, split: str, rows: Sequence[int], step: int, samples_per_prompt: int, greedy: bool
+    ) -> dict[str, Any]:
+        prompts = [self.prompts[split][row] for row in rows]
+        requests = [
+            Request(
+                id=index * samples_per_prompt + sample,
+                prompt=prompts[index].token_ids,
+                seed=sample_seed(self.config.run.seed, step, rows[index], sample),
+            )
+            # A prompt's samples stay on one replica, which computes the prompt once.
+            for index in range(self.replica, len(rows), self.rollout_layout.replicas)
+            for sample in range(samples_per_prompt)
+        ]
+        made: list[Completion] = []
+
+        def finished(completion: Completion) -> None:
+            made.append(completion)
+            if self.owns_samples:
+                self._keep(completion, prompts[completion.id // samples_per_prompt])
+
+        started = time.perf_counter()
+        self.engine.generate(requests, self._sampling(greedy), finished, lambda: None)
+        tickets = [
+            Ticket(
+                id=completion.id,
+                prompt=completion.id // samples_per_prompt,
+                sample=completion.id % samples_per_prompt,
+                owner=self.world.rank,
+                prompt_tokens=len(completion.prompt),
+                response_tokens=len(completion.response),
+                finish_reason=completion.finish_reason,
+            )
+            for completion in made
+        ]
+        return {
+            "tickets": [asdict(ticket) for ticket in tickets] if self.owns_samples else [],
+            "seconds": time.perf_counter() - started,
+            "prompt_tokens": sum(ticket.prompt_tokens for ticket in tickets),
+            "cached_tokens": sum(completion.cached_prompt_tokens for completion in made),
+        }
+
+    def _sampling(self, greedy: bool) -> Sampling:
+        rollout = self.config.rollout
+        if greedy:
+            return Sampling(
+                temperature=0.0,
+                max_tokens=rollout.max_response_length,
+                stop=rollout.stop,
+                stop_token_ids=rollout.stop_token_ids,
+            )
+        return Sampling(
+            temperature=rollout.temperature,
+            max_tokens=rollout.max_response_length,
+            top_p=rollout.top_p,
+            top_k=rollout.top_k,
+            min_p=rollout.min_p,
+            stop=rollout.stop,
+            stop_token_ids=rollout.stop_token_ids,
+        )
+
+    def _keep(self, completion: Completion, prompt: Prompt) -> None:
+        """Store a finished sample and give it to the graders while others are still generating."""
+        text = decode(self.tokenizer, completion.response.tolist())
+        self.store.made[completion.id] = completion
+        self.store.texts[completion.id] = text
+        self.pool.submit(
+            completion.id,
+            RewardSample(
+                prompt=prompt.text,
+                response=text,
+                answer=prompt.answer,
+                finish_reason=completion.finish_reason,
+                row=prompt.row,
+            ),
+        )
+
+    @verb
+    def rewards(self) -> dict[str, Any]:
+        started, busy = time.perf_counter(), self.pool.busy_seconds
+        scored = self.pool.collect(block=True)
+        waited = time.perf_counter() - started
+        busy, self._busy_before = self.pool.busy_seconds - getattr(self, "_busy_before", 0.0), self.pool.busy_seconds
+        return {"scored": [asdict(score) for score in scored], "busy_seconds": busy, "waited_seconds": waited}
+
+    @verb
+    def exchange(self, minibatches: list[list[list[list[list[int]]]]], share_prompts: bool) -> dict[str, int]:
+        routes = {
+            sample: data_rank
+            for minibatch in minibatches
+            for data_rank, batches in enumerate(minibatch)
+            for batch in batches
+            for group in batch
+            for sample in group
+        }
+        mine = [self.store.made[sample] for sample in routes if sample in self.store.made]
+        outgoing = [
+            to_wire(made for made in mine if routes[made.id] == self.train_layout.coords(rank).data)
+            for rank in range(self.world.size)
+        ]
+        incoming, sent = exchange(outgoing, self.world.payload)
+        self.store.training = {sample.id: sample for wire in incoming for sample in from_wire(wire)}
+        held = self.store.training
+        self.packs = [
+            self.trainer.pack(
+                [[[held[i] for i in group] for group in batch] for batch in minibatch[self.place.data_rank]],
+                share_prompts,
+            )
+            for minibatch in minibatches
+        ]
+        return {"network_bytes": sent}
+
+    @verb
+    def score(self, model: str) -> dict[str, float]:
+        started = time.perf_counter()
+        if model == "reference":
+            self.trainer.reference_on_device.onload()
+        onloaded = time.perf_counter()
+        self.trainer.score([pack for packs in self.packs for pack in packs], model)
+        scored = time.perf_counter()
+        if model == "reference":
+            self.trainer.reference_on_device.offload()
+        return {"onload": onloaded - started, "offload": time.perf_counter() - scored}
+
+    @verb
+    def learn(
+        self, minibatch: int, ids: list[int], advantages: list[float], weights: list[float], learning_rate: float
+    ) -> dict[str, Any]:
+        learned = self.trainer.learn(
+            self.packs[minibatch],
+            dict(zip(ids, advantages, strict=True)),
+            dict(zip(ids, weights, strict=True)),
+            learning_rate,
+        )
+        return asdict(learned)
+
+    @verb
+    def conversations(self, ids: list[int]) -> list[dict[str, Any]]:
+        return [
+            {
+                "id": sample,
+                "prompt": decode(self.tokenizer, self.store.made[sample].prompt.tolist(), special=True),
+                "response": self.store.texts[sample],
+                "finish_reason": self.store.made[sample].finish_reason,
+            }
+            for sample in ids
+            if sample in self.store.made
+        ]
+
+    @verb
+    def forget(self) -> None:
+        self.store.forget()
+        self.packs = []
+
+    @verb
+    def export_hf(self, directory: str) -> None:
+        export_hf(
+            directory,
+            self.config.model.path,
+            self.shape,
+            self.train_layout,
+            self.world.rank,
+            self.trainer.parameters(),
+            self.world.payload,
+        )
+
+    @verb
+    def memory(self) -> dict[str, int]:
+        return dict(self.peaks)
+
+    @verb
+    def stop(self) -> None:
+        self.pool.close()
+        self.done = True
+
+
+def set_aside(directory: Path) -> Path | None:
+    """Move an earlier run out of the way of a new one; returns where it went."""
+    if not directory.exists() or not any(directory.iterdir()):
+        return None
+    aside = directory.with_name(f"{directory.name}.{time.strftime('%Y%m%d-%H%M%S')}")
+    shutil.move(directory, aside)
+    return aside

@@ -1,0 +1,39 @@
+"""Starts a script on several CPU ranks and brings back what each rank reports."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run_ranks(module: str, ranks: int, arguments: dict, timeout_seconds: float = 600) -> list[dict]:
+    """Run `python -m module` under torchrun; each rank calls `report(...)` once. Returns the reports in rank order."""
+    with tempfile.TemporaryDirectory() as directory:
+        (Path(directory) / "arguments.json").write_text(json.dumps(arguments))
+        environment = os.environ | {
+            "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}",
+            "OMP_NUM_THREADS": "1",
+            "SPMD_TEST_DIR": directory,
+            "VLLM_LOGGING_LEVEL": "ERROR",
+            "PYTHONWARNINGS": "ignore",
+        }
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks), "-m", module]
+        done = subprocess.run(
+            command, env=environment, cwd=ROOT, timeout=timeout_seconds, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, f"{module} on {ranks} ranks failed:\n{done.stdout[-4000:]}\n{done.stderr[-8000:]}"
+        return [json.loads((Path(directory) / f"rank{rank}.json").read_text()) for rank in range(ranks)]
+
+
+def arguments() -> dict:
+    """In a rank: what the test asked for."""
+    return json.loads((Path(os.environ["SPMD_TEST_DIR"]) / "arguments.json").read_text())
+
+
+def report(rank: int, value: dict) -> None:
+    """In a rank: what the test will see."""
+    (Path(os.environ["SPMD_TEST_DIR"]) / f"rank{rank}.json").write_text(json.dumps(value))

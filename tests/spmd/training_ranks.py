@@ -1,0 +1,107 @@
+"""One rank of tests/spmd/test_training.py: the same samples under many layouts, in one process."""
+
+import dataclasses
+import math
+import os
+
+from spmd.ranks import arguments, report
+
+
+def main() -> None:
+    from spmd_rl.config.config import Config, ModelConfig
+    from spmd_rl.config.model_shape import read_model_shape
+    from spmd_rl.platforms.platform import current
+
+    platform = current("cpu")
+    for name, value in platform.environment.items():
+        os.environ.setdefault(name, value)
+    from spmd_rl.patches import megatron_core
+    from spmd_rl.patches.patch import apply_all
+
+    apply_all(megatron_core.PATCHES, "cpu")
+    import torch
+    from megatron.core import parallel_state
+
+    from spmd_rl.controller.planner import plan_microbatches
+    from spmd_rl.data.tickets import Ticket
+    from spmd_rl.distributed import world as worlds
+    from spmd_rl.distributed.layout import TrainLayout
+    from spmd_rl.training.packing import TrainSample
+    from spmd_rl.training.parallel import start_parallel
+    from spmd_rl.training.trainer import Trainer
+    from spmd_rl.weights.families import megatron_shard
+    from spmd_rl.weights.load import load_shard
+
+    world = worlds.start(platform, 600)
+    results = []
+    for case in arguments()["cases"]:
+        shape = read_model_shape(case["model"])
+        base = Config(model=ModelConfig(path=case["model"]))
+        config = dataclasses.replace(
+            base,
+            model=dataclasses.replace(base.model, path=case["model"], dtype=case.get("dtype", "float32")),
+            parallel=dataclasses.replace(
+                base.parallel, tensor=case["tensor"], pipeline=case["pipeline"], sequence=case.get("sequence", True)
+            ),
+            algorithm=dataclasses.replace(base.algorithm, **case.get("algorithm", {})),
+            train=dataclasses.replace(
+                base.train, logprob_chunk_tokens=case.get("chunk", 7), recompute=case.get("recompute", False)
+            ),
+            rollout=dataclasses.replace(base.rollout, temperature=case.get("temperature", 0.8)),
+        )
+        if parallel_state.model_parallel_is_initialized():
+            parallel_state.destroy_model_parallel()
+        place = start_parallel(case["tensor"], case["pipeline"], 1)
+        layout = TrainLayout(case["tensor"], case["pipeline"], config.parallel.data(world.size))
+        shard = megatron_shard(shape, layout, world.rank)
+        trainer = Trainer(
+            config, shape, place, torch.device("cpu"), lambda p, path, shard=shard, shape=shape: load_shard(path, shard, p, shape)
+        )
+        draw = torch.Generator().manual_seed(3)
+        samples, tickets = {}, []
+        for prompt in range(3):
+            tokens = torch.randint(3, shape.vocabulary, (5 + 4 * prompt,), generator=draw)
+            for index in range(4):
+                length = int(torch.randint(1, 14, (1,), generator=draw))
+                name = prompt * 4 + index
+                response = torch.randint(3, shape.vocabulary, (length,), generator=draw)
+                samples[name] = TrainSample(name, tokens, response, torch.randn(length, generator=draw) - 6)
+                tickets.append(Ticket(name, prompt, index, 0, len(tokens), length, "stop"))
+        advantages = {name: math.sin(1.0 + name) for name in samples}
+        total = sum(ticket.response_tokens for ticket in tickets)
+        plan = plan_microbatches(tickets, layout.data, 1, case["budget"], case["share"])
+        packs = trainer.pack(
+            [
+                [[samples[i] for i in group] for group in batch]
+                for batch in plan.minibatches[0].microbatches[place.data_rank]
+            ],
+            case["share"],
+        )
+        trainer.score(packs, "policy")
+        if trainer.reference is not None:
+            trainer.score(packs, "reference")
+        scored = {
+            sample.id: sample.policy_logprobs.tolist() for pack in packs for sample in pack.samples if place.reports
+        }
+        # Moved a little, so that ratios, clipping and KL all have something to say.
+        for sample in samples.values():
+            if sample.policy_logprobs is not None:
+                moved = torch.sin(torch.arange(len(sample.response)) + sample.id)
+                sample.policy_logprobs = sample.policy_logprobs + 0.4 * moved
+                if sample.reference_logprobs is not None:
+                    sample.reference_logprobs = sample.reference_logprobs - 0.3 * moved
+        learned = trainer.learn(packs, advantages, dict.fromkeys(samples, 1.0 / total), case.get("learning_rate", 0.0))
+        results.append(
+            {
+                "grad_norm": learned.grad_norm,
+                "sums": learned.sums,
+                "logprobs": scored,
+                "microbatches": len(packs),
+                "tokens": sum(pack.tokens.shape[1] for pack in packs),
+            }
+        )
+    report(world.rank, {"cases": results})
+
+
+if __name__ == "__main__":
+    main()
