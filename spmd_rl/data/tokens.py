@@ -1,0 +1,58 @@
+"""The door to tokenizers: text to token ids, once, and back."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+Message = dict[str, Any]
+"""{"role": ..., "content": ...}"""
+
+
+def load_tokenizer(path: str, trust_remote_code: bool = False) -> Any:
+    """The tokenizer in a Hugging Face model directory; never looked for anywhere else."""
+    directory = Path(path)
+    if not any((directory / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
+        raise ValueError(
+            f"model.path = {path}: there is no tokenizer in it (tokenizer.json, tokenizer.model or vocab.json); "
+            "copy the tokenizer files of the model there"
+        )
+    # One process per rank: threads of the tokenizer's own would compete with the other ranks'.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=trust_remote_code)
+
+
+def render(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
+    """The chat template's token ids, up to where the assistant begins to answer."""
+    return render_all(tokenizer, [messages])[0]
+
+
+def render_all(tokenizer: Any, conversations: Sequence[Sequence[Message]]) -> list[list[int]]:
+    """render, for many conversations in one call of the tokenizer."""
+    if not conversations:
+        return []
+    texts = render_text(tokenizer, conversations)
+    # The template has written the special tokens already.
+    return tokenizer(texts, add_special_tokens=False)["input_ids"]
+
+
+def render_text(tokenizer: Any, conversations: Sequence[Sequence[Message]]) -> list[str]:
+    """What the chat template makes of each conversation, as text."""
+    if not tokenizer.chat_template:
+        raise ValueError(
+            f"data.template = chat: the tokenizer in {tokenizer.name_or_path} has no chat template; "
+            "set data.template to plain, or add chat_template.jinja to the model's directory"
+        )
+    return tokenizer.apply_chat_template(list(conversations), tokenize=False, add_generation_prompt=True)
+
+
+def encode_all(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
+    """Token ids of plain texts, with the tokens that the tokenizer itself puts around a text (such as BOS)."""
+    return tokenizer(list(texts))["input_ids"] if texts else []
+
+
+def decode(tokenizer: Any, ids: Sequence[int], special: bool = False) -> str:
+    """Text of token ids. special: end tokens and the like are shown."""
+    return tokenizer.decode(ids, skip_special_tokens=not special, clean_up_tokenization_spaces=False)
