@@ -1,11 +1,13 @@
 """Group Relative Policy Optimization: `torchrun --nproc_per_node 2 -m spmd_rl.grpo --config FILE`."""
 
+from itertools import compress
+
 from spmd_rl.algorithms.advantage import group_advantages
-from spmd_rl.algorithms.curation import teaching
+from spmd_rl.algorithms.curation import group_fractions, teaching_samples
 from spmd_rl.algorithms.reduce import token_weights
 from spmd_rl.algorithms.schedule import learning_rate
 from spmd_rl.config.config import Config
-from spmd_rl.controller.measure import evaluate, sample_metrics
+from spmd_rl.controller.measure import conversations, evaluate, sample_metrics
 from spmd_rl.controller.planner import plan_microbatches
 from spmd_rl.controller.ranks import Ranks
 from spmd_rl.controller.run_log import RunLog
@@ -14,50 +16,67 @@ from spmd_rl.program import Story, main
 
 
 def run_grpo(config: Config, ranks: Ranks, story: Story, log: RunLog) -> None:
-    """GRPO as rank 0 tells it (https://arxiv.org/abs/2402.03300)."""
+    """Group Relative Policy Optimization, as rank 0 tells it (https://arxiv.org/abs/2402.03300)."""
     train, algorithm = config.train, config.algorithm
     order = PromptOrder(story.train_prompts, config.run.seed, config.data.shuffle)
-    if config.evaluation.before:
-        log.evaluation(0, evaluate(ranks, story, config, step=0))
     for step in range(train.steps):
+        if step == 0 and config.evaluation.before or step and due(step, config.evaluation.every_steps):
+            log.evaluation(step, evaluate(ranks, story.eval_prompts, story.benchmark, step))
         with log.step(step + 1) as timed:
-            with timed("reshard_to_infer"):
+            with timed("reshard_to_infer"):  # vLLM gets the policy's weights, and the device
                 log.add_all(ranks.to_rollout())
-            with timed("rollout"):
-                tickets, rollout = ranks.generate(
-                    "train", order.take(step, train.prompts_per_step), step, algorithm.samples_per_prompt, greedy=False
-                )
+            with timed("rollout"):  # rule rewards are computed as sequences finish
+                rows = order.take(step, train.prompts_per_step)
+                samples, rollout = ranks.generate("train", rows, step, algorithm.samples_per_prompt, greedy=False)
             with timed("reshard_to_train"):
                 ranks.to_training()
-            rewards, grading = ranks.rewards()
+            scored, grading = ranks.rewards()
 
             with timed("adv"):
-                advantages = group_advantages(tickets, rewards, algorithm)
-                kept, groups = teaching(tickets, rewards, algorithm.drop_uniform_groups)
-                plan = plan_microbatches(
-                    kept, story.data_parallel, train.minibatches, train.tokens_per_microbatch, story.share_prompts
+                groups = [sample.prompt for sample in samples]
+                rewards = [scored[sample.id].reward for sample in samples]
+                correct = [scored[sample.id].cause == "correct" for sample in samples]
+                advantages = group_advantages(groups, rewards, algorithm.normalize_std, algorithm.std_epsilon)
+                advantage_of = {sample.id: advantage for sample, advantage in zip(samples, advantages, strict=True)}
+                kept = samples
+                if algorithm.drop_uniform_groups:
+                    kept = list(compress(samples, teaching_samples(groups, rewards)))
+                plan = plan_microbatches(  # lengths -> balanced, packed micro-batches of each data-parallel rank
+                    kept,
+                    story.data_parallel,
+                    train.minibatches,
+                    train.tokens_per_microbatch,
+                    story.share_prompts,
                 )
-            log.add_all(ranks.exchange(plan))
-            if len(plan.minibatches) > 1:  # later mini-batches are off-policy: their ratio needs the policy before them
+            with timed("exchange"):  # one all-to-all of tokens, never through rank 0
+                log.add_all(ranks.exchange(plan))
+            if len(plan.minibatches) > 1:  # the later ones are off-policy: their ratio needs the policy before the first
                 with timed("old_log_p"):
                     ranks.score("policy")
             if algorithm.kl_coefficient > 0:
                 with timed("reference_model"):
                     log.add_all(ranks.score("reference"))
             with timed("update"):
+                rate = learning_rate(step, train)
+                tokens_of = {sample.id: sample.response_tokens for sample in kept}
                 for index, minibatch in enumerate(plan.minibatches):  # one optimizer step each
-                    weights = token_weights(minibatch.ids, kept, algorithm.loss_reduction)
-                    log.learning(ranks.learn(index, minibatch.ids, advantages, weights, learning_rate(step, train)))
+                    weights = token_weights([tokens_of[i] for i in minibatch.ids], algorithm.loss_reduction)
+                    advantages = [advantage_of[i] for i in minibatch.ids]
+                    log.learning(ranks.learn(index, minibatch.ids, advantages, weights, rate))
 
-            log.add_all(rollout | grading | groups | sample_metrics(tickets, rewards, config))
-            log.samples(step + 1, ranks, tickets, rewards)
+            log.add_all({"grpo/lr": rate} | rollout | grading | sample_metrics(samples, scored, config))
+            log.add_all(group_fractions(groups, rewards, correct, algorithm.drop_uniform_groups))
+            log.samples(step + 1, conversations(ranks, samples, scored, config.run.samples_logged))
             ranks.forget()
-        if config.evaluation.every_steps and (step + 1) % config.evaluation.every_steps == 0 and step + 1 < train.steps:
-            log.evaluation(step + 1, evaluate(ranks, story, config, step + 1))
     if config.evaluation.after:
-        log.evaluation(train.steps, evaluate(ranks, story, config, train.steps))
+        log.evaluation(train.steps, evaluate(ranks, story.eval_prompts, story.benchmark, train.steps))
     if config.run.export_hf:
         ranks.export_hf(str(story.run_dir / "hf"))
+
+
+def due(step: int, every: int) -> bool:
+    """Whether something that happens every so many steps happens at this one."""
+    return every > 0 and step % every == 0
 
 
 if __name__ == "__main__":

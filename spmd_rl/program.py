@@ -140,9 +140,8 @@ def _start_graders(config: Config) -> Any:
 def _start_log(config: Config, world_size: int, applied: list[str], notes: list[str]) -> Any:
     from spmd_rl.controller.run_log import RunLog
 
-    run_dir = Path(config.run.dir or f"runs/{config.run.name}")
-    log = RunLog(config, run_dir, world_size)
-    (run_dir / "config.yaml").write_text(dump(config))
+    log = RunLog(config, Path(config.run.dir or f"runs/{config.run.name}"), world_size)
+    (log.run_dir / "config.yaml").write_text(dump(config))
     for line in applied + notes:
         log.note(line)
     return log

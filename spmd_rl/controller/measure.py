@@ -43,6 +43,24 @@ def evaluate(ranks: Ranks, problems: int, benchmark: str, step: int) -> dict[str
     }
 
 
+def conversations(
+    ranks: Ranks, tickets: Sequence[Ticket], scored: dict[int, Scored], count: int
+) -> list[dict[str, object]]:
+    """Some of a step's samples as text, spread over its prompts, with what they earned."""
+    stride = max(1, len(tickets) // max(count, 1))
+    chosen = list(tickets)[::stride][:count]
+    texts = ranks.conversations([ticket.id for ticket in chosen])
+    return [
+        {
+            **text,
+            "reward": scored[ticket.id].reward,
+            "cause": scored[ticket.id].cause,
+            "scores": scored[ticket.id].scores,
+        }
+        for ticket, text in zip(chosen, texts, strict=True)
+    ]
+
+
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / max(len(values), 1)
 

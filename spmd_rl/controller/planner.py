@@ -34,10 +34,6 @@ class Plan:
     minibatches: list[MiniBatch]
     share_prompts: bool
 
-    @property
-    def ids(self) -> list[int]:
-        return [sample for minibatch in self.minibatches for sample in minibatch.ids]
-
     def laid_tokens(self, tickets: Sequence[Ticket]) -> list[int]:
         """Tokens that each data-parallel rank lays down in all its micro-batches."""
         by_id = {ticket.id: ticket for ticket in tickets}

@@ -101,15 +101,20 @@ class Ranks:
 
     @verb
     def learn(
-        self, minibatch: int, advantages: dict[int, float], weights: dict[int, float], learning_rate: float
+        self,
+        minibatch: int,
+        ids: Sequence[int],
+        advantages: Sequence[float],
+        weights: Sequence[float],
+        learning_rate: float,
     ) -> dict[str, float]:
-        """One optimizer step; the loss is the sum over all tokens of weight * token loss. Returns metrics."""
+        """One optimizer step on the samples `ids`; the loss is the sum over their tokens of weight * token loss."""
         answers = self._all(
             "learn",
             minibatch=minibatch,
-            ids=list(advantages),
-            advantages=list(advantages.values()),
-            weights=[weights[sample] for sample in advantages],
+            ids=list(ids),
+            advantages=list(advantages),
+            weights=list(weights),
             learning_rate=learning_rate,
         )
         sums: dict[str, float] = {}

@@ -7,9 +7,10 @@ from spmd_rl.distributed.world import World
 from spmd_rl.rollout.engine import Engine
 from spmd_rl.training.trainer import Trainer
 from spmd_rl.weights.families import megatron_shard, vllm_shard
+from spmd_rl.weights.checksum import Checksums, verify
+from spmd_rl.weights.layout import common_boxes
 from spmd_rl.weights.move import Mover, Traffic
 from spmd_rl.weights.plan import plan
-from spmd_rl.weights.proof import prove_equal
 
 
 @dataclass
@@ -23,17 +24,28 @@ class Residency:
     rollout_layout: RolloutLayout
 
     def __post_init__(self) -> None:
-        shape, ranks = self.trainer.shape, range(self.world.size)
-        self.sources = [megatron_shard(shape, self.train_layout, rank) for rank in ranks]
-        self.destinations = [vllm_shard(shape, self.rollout_layout, rank) for rank in ranks]
-        self.mover = Mover(plan(self.sources, self.destinations, self.world.rank, self.world.ranks_per_node))
+        shape, rank, ranks = self.trainer.shape, self.world.rank, range(self.world.size)
+        sources = [megatron_shard(shape, self.train_layout, other) for other in ranks]
+        destinations = [vllm_shard(shape, self.rollout_layout, other) for other in ranks]
+        self.mover = Mover(
+            plan(sources, destinations, rank, self.world.ranks_per_node), sources[rank], control=self.world.payload
+        )
+        boxes = common_boxes([*sources, *destinations])
+        self.trained = Checksums(sources[rank], boxes, "training")
+        self.rolled_out = Checksums(destinations[rank], boxes, "rollout")
 
     def to_rollout(self) -> Traffic:
-        """Write the policy into the engine, prove that it arrived, and leave the device to the engine."""
+        """Write the policy into the engine, prove that it arrived, and leave the device to the engine.
+
+        Raises RuntimeError that names tensor, slice, parameter and rank where the engine holds something else.
+        """
         self.trainer.gradients.release()
         self.engine.wake_weights()
-        written = self.engine.parameters()
-        traffic = self.mover.run(self.trainer.parameters(), written)
+        policy, engine = self.trainer.parameters(), self.engine.parameters()
+        traffic = self.mover.run(policy, engine)
+        self.trained.update_all(policy)
+        self.rolled_out.update_all(engine)
+        verify([self.trained, self.rolled_out], self.world.rank, self.world.size, self.world.payload)
         self.trainer.release()
         self.engine.wake_cache()
         return traffic

@@ -14,11 +14,13 @@ class SampleStore:
     def __init__(self) -> None:
         self.made: dict[int, Completion] = {}
         self.texts: dict[int, str] = {}
+        self.answers: dict[int, str] = {}
         self.training: dict[int, TrainSample] = {}
 
     def forget(self) -> None:
         self.made.clear()
         self.texts.clear()
+        self.answers.clear()
         self.training.clear()
 
 

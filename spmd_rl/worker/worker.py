@@ -1,10 +1,8 @@
 """Every verb, as every rank does it."""
 
-import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -77,6 +75,7 @@ class Worker:
         self.store = SampleStore()
         self.packs: list[list[Packed]] = []
         self.peaks: dict[str, int] = {}
+        self.graded_seconds = 0.0
         self.done = False
 
     def _load(self, parameters: dict[str, torch.Tensor], path: str) -> None:
@@ -173,6 +172,7 @@ class Worker:
         text = decode(self.tokenizer, completion.response.tolist())
         self.store.made[completion.id] = completion
         self.store.texts[completion.id] = text
+        self.store.answers[completion.id] = prompt.answer
         self.pool.submit(
             completion.id,
             RewardSample(
@@ -186,10 +186,10 @@ class Worker:
 
     @verb
     def rewards(self) -> dict[str, Any]:
-        started, busy = time.perf_counter(), self.pool.busy_seconds
+        started = time.perf_counter()
         scored = self.pool.collect(block=True)
         waited = time.perf_counter() - started
-        busy, self._busy_before = self.pool.busy_seconds - getattr(self, "_busy_before", 0.0), self.pool.busy_seconds
+        busy, self.graded_seconds = self.pool.busy_seconds - self.graded_seconds, self.pool.busy_seconds
         return {"scored": [asdict(score) for score in scored], "busy_seconds": busy, "waited_seconds": waited}
 
     @verb
@@ -250,6 +250,7 @@ class Worker:
                 "id": sample,
                 "prompt": decode(self.tokenizer, self.store.made[sample].prompt.tolist(), special=True),
                 "response": self.store.texts[sample],
+                "answer": self.store.answers[sample],
                 "finish_reason": self.store.made[sample].finish_reason,
             }
             for sample in ids
@@ -267,10 +268,10 @@ class Worker:
             directory,
             self.config.model.path,
             self.shape,
-            self.train_layout,
-            self.world.rank,
+            [megatron_shard(self.shape, self.train_layout, rank) for rank in range(self.world.size)],
             self.trainer.parameters(),
-            self.world.payload,
+            self.world.rank,
+            control=self.world.payload,
         )
 
     @verb
@@ -282,11 +283,3 @@ class Worker:
         self.pool.close()
         self.done = True
 
-
-def set_aside(directory: Path) -> Path | None:
-    """Move an earlier run out of the way of a new one; returns where it went."""
-    if not directory.exists() or not any(directory.iterdir()):
-        return None
-    aside = directory.with_name(f"{directory.name}.{time.strftime('%Y%m%d-%H%M%S')}")
-    shutil.move(directory, aside)
-    return aside
