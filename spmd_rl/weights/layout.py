@@ -190,7 +190,7 @@ def contains(outer: Piece | Box, inner: Box) -> bool:
 
 
 def common_boxes(shards: Iterable[Shard]) -> list[Box]:
-    """Disjoint boxes of all tensors in the shards, so fine that every shard holds each of them completely or not at all."""
+    """Disjoint boxes of all tensors in the shards, so fine that every shard holds each of them wholly or not at all."""
     found: dict[str, dict[Box, None]] = {}
     for shard in {id(shard): shard for shard in shards}.values():
         for piece in shard.pieces:

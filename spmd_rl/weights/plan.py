@@ -89,8 +89,8 @@ def plan(
 ) -> Plan:
     """The part of `rank` in moving the sources (one shard a rank) into the destinations.
 
-    A destination element comes from the same rank if that holds it, else from a holder on the same node (ranks_per_node;
-    0: all on one node), else from any holder; among those that qualify, the one that has least to send so far.
+    A destination element comes from the same rank if that holds it, else from a holder on the same node
+    (ranks_per_node; 0: all on one node), else from any holder; among those, from the one that has least to send so far.
     Every rank computes the same assignment, so nothing needs to be agreed. Tensors that different groups of ranks hold
     alternate, so that all pipeline stages send at once. Raises ValueError when no source holds a part.
     """

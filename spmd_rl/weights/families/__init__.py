@@ -28,13 +28,13 @@ def hf_shard(shape: Sizes) -> Shard:
 
 
 def megatron_shard(shape: Sizes, layout: TrainLayout, rank: int) -> Shard:
-    """What a rank trains; data parallel ranks share one object. The vocabulary is padded to a multiple of the tensor size."""
+    """What a rank trains; data parallel ranks share one object. Vocabulary padding: a multiple of the tensor size."""
     at = layout.coords(rank)
     return _megatron_shard(_key(shape), layout.tensor, at.tensor, layout.pipeline, at.pipeline)
 
 
 def vllm_shard(shape: Sizes, layout: RolloutLayout, rank: int) -> Shard:
-    """What a rank's engine holds; replicas share one object. The vocabulary is padded to a multiple of 64, as in vLLM 0.32."""
+    """What a rank's engine holds (vLLM 0.32); replicas share one object. Vocabulary padding: a multiple of 64."""
     return _vllm_shard(_key(shape), layout.tensor, layout.tensor_rank(rank))
 
 

@@ -34,9 +34,9 @@ def always(shape: Sizes) -> bool:
 class Row:
     """One parameter: the Hugging Face tensors in it, and its name and cut in a shard.
 
-    `hf` maps a name to its dimensions, by name (see `dimensions`). `{i}` is the layer, `{j}` the layer counted from the first one of
-    the pipeline stage. `stage`: the pipeline stage that holds it. `vllm` None: the engine has no parameter of its own.
-    `copy`: a second copy of a tensor, which a stage holds only when another stage holds the first.
+    `hf` maps a name to its dimensions, by name (see `dimensions`). `{i}` is the layer, `{j}` the layer counted from the
+    first one of the pipeline stage. `stage`: the pipeline stage that holds it. `vllm` None: the engine has no parameter
+    of its own. `copy`: a second copy of a tensor, which a stage holds only when another stage holds the first.
     """
 
     hf: dict[str, str]

@@ -1,0 +1,214 @@
+"""Carry out a plan: copy what is here, exchange what is not, with bytes on the wire only for what a rank lacks."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from spmd_rl.weights.layout import Index, Shard
+from spmd_rl.weights.plan import Copy, Message, Part, Plan
+
+Tensors = Mapping[str, torch.Tensor]
+Writer = Callable[[str, torch.Tensor], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What one rank took in: bytes received from other ranks, and bytes copied on the rank."""
+
+    network_bytes: int
+    local_bytes: int
+
+
+def view(tensor: torch.Tensor, at: Index, shape: Index) -> torch.Tensor:
+    """The part of a parameter that starts at `at`, without the leading dimensions that `at` has more than `shape`."""
+    lead = len(at) - len(shape)
+    inner = tensor[at[:lead]] if lead else tensor
+    return inner[tuple(slice(a, a + n) for a, n in zip(at[lead:], shape, strict=True))]
+
+
+class DTypes:
+    """The dtype of each Hugging Face tensor in the source shards of all ranks (they agree, or this raises)."""
+
+    def __init__(self, sources: Shard, read: Tensors, world: int, group: dist.ProcessGroup | None = None) -> None:
+        mine: dict[str, torch.dtype] = {}
+        for piece in sources.pieces:
+            _same(mine.setdefault(piece.tensor, read[piece.param].dtype), read[piece.param].dtype, piece.tensor)
+        # One dtype says it all in most models, so only the exceptions travel.
+        usual = Counter(mine.values()).most_common(1)[0][0] if mine else None
+        everyone = _gather((usual, {n: dtype for n, dtype in mine.items() if dtype != usual}), world, group)
+        usuals = Counter(usual for usual, _ in everyone if usual is not None)
+        self.most: torch.dtype = usuals.most_common(1)[0][0]
+        self._exceptions: dict[str, torch.dtype] = {}
+        for _, exceptions in everyone if len(usuals) == 1 else _gather((None, mine), world, group):
+            for name, dtype in exceptions.items():
+                _same(self._exceptions.setdefault(name, dtype), dtype, name)
+        for name, dtype in mine.items():
+            _same(self.of(name), dtype, name)
+
+    def of(self, tensor: str) -> torch.dtype:
+        """The dtype of a tensor."""
+        return self._exceptions.get(tensor, self.most)
+
+
+def _gather(item: object, world: int, group: dist.ProcessGroup | None) -> list:
+    everyone = [item] * world
+    if world > 1:
+        dist.all_gather_object(everyone, item, group=group)
+    return everyone
+
+
+class Mover:
+    """Runs one plan, as often as the weights change.
+
+    All ranks of the group run it together (group ranks are the plan's ranks). `source`: this rank's source shard.
+    `device`: where messages are packed, to suit the group's backend; by default where the source is. `control`: a group
+    for small Python objects (the first run agrees on dtypes); by default the same group.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        source: Shard,
+        group: dist.ProcessGroup | None = None,
+        device: torch.device | str | None = None,
+        control: dist.ProcessGroup | None = None,
+    ) -> None:
+        self.plan = plan
+        self.source = source
+        self.group = group
+        self.device = torch.device(device) if device is not None else None
+        self.control = control if control is not None else group
+        self._dtypes: DTypes | None = None
+        self._parts = Counter(part.param for part in _destinations(plan))
+
+    def dtypes(self, read: Tensors) -> DTypes:
+        """The dtypes that the ranks' sources have; a collective in the first call."""
+        if self._dtypes is None:
+            self._dtypes = DTypes(self.source, read, self.plan.world, self.control)
+        return self._dtypes
+
+    @torch.no_grad()
+    def run(self, read: Tensors, write: Tensors | Writer) -> Traffic:
+        """Fill this rank's destination shard from all ranks' source tensors.
+
+        `read`: parameter -> tensor of this rank's source shard. `write`: parameter -> tensor, filled in place (padding
+        is left alone), or a function that gets each parameter (name, tensor) once, when it is complete, padding zero.
+        That tensor is lent: it may be a view of a source; use it before returning and don't change it. Source and
+        destination have the same dtype.
+        """
+        dtypes = self.dtypes(read)
+        device = self.device or next((t.device for t in read.values()), torch.device("cpu"))
+        staging = None if isinstance(write, Mapping) else _Staging(self.plan.destination, dtypes, device, write)
+        target = write if staging is None else staging
+        network_bytes = local_bytes = 0
+        for step in self.plan.rounds:
+            incoming = [_Buffers(message, dtypes, device) for message in step.receive]
+            outgoing = [_Buffers(message, dtypes, device) for message in step.send]
+            for buffers in outgoing:
+                for part, flat in buffers.parts():
+                    source = _view(read, part)
+                    _same(flat.dtype, source.dtype, part.box.tensor)
+                    flat.copy_(source)
+            works = self._post(incoming, outgoing)
+            for copy in step.local:  # while the messages are on their way
+                local_bytes += self._copy(read, target, copy)
+            for work in works:
+                work.wait()
+            for buffers in incoming:
+                for part, flat in buffers.parts():
+                    destination = _view(target, part)
+                    _same(flat.dtype, destination.dtype, part.box.tensor)
+                    destination.copy_(flat)
+                    network_bytes += flat.nbytes
+            if staging is not None:
+                staging.hand_over(step.complete)
+        return Traffic(network_bytes, local_bytes)
+
+    def _copy(self, read: Tensors, target: "Tensors | _Staging", copy: Copy) -> int:
+        source = _view(read, copy.source)
+        if isinstance(target, _Staging) and self._parts[copy.destination.param] == 1 and target.lend(copy, source):
+            return source.nbytes
+        destination = _view(target, copy.destination)
+        _same(source.dtype, destination.dtype, copy.source.box.tensor)
+        destination.copy_(source)
+        return source.nbytes
+
+    def _post(self, incoming: Sequence["_Buffers"], outgoing: Sequence["_Buffers"]) -> list[dist.Work]:
+        ops = [
+            dist.P2POp(op, flat, self._global(buffers.peer), self.group)
+            for op, side in ((dist.irecv, incoming), (dist.isend, outgoing))
+            for buffers in side
+            for flat in buffers.flats.values()
+        ]
+        return dist.batch_isend_irecv(ops) if ops else []
+
+    def _global(self, peer: int) -> int:
+        return dist.get_global_rank(self.group, peer) if self.group is not None else peer
+
+
+class _Buffers:
+    """The flat tensors of one message, one for each dtype in it."""
+
+    def __init__(self, message: Message, dtypes: DTypes, device: torch.device) -> None:
+        self.peer = message.peer
+        self._of = [(part, dtypes.of(part.box.tensor)) for part in message.parts]
+        sizes: Counter[torch.dtype] = Counter()
+        for part, dtype in self._of:
+            sizes[dtype] += part.box.elements
+        self.flats = {dtype: torch.empty(n, dtype=dtype, device=device) for dtype, n in sizes.items()}
+
+    def parts(self) -> Iterable[tuple[Part, torch.Tensor]]:
+        """Each part with its place in a flat tensor, in its own shape."""
+        used: Counter[torch.dtype] = Counter()
+        for part, dtype in self._of:
+            low, n = used[dtype], part.box.elements
+            used[dtype] += n
+            yield part, self.flats[dtype][low : low + n].view(part.box.shape)
+
+
+class _Staging:
+    """Destination parameters that exist from their first part to their last one."""
+
+    def __init__(self, shard: Shard, dtypes: DTypes, device: torch.device, write: Writer) -> None:
+        self._shard, self._dtypes, self._device, self._write = shard, dtypes, device, write
+        self._open: dict[str, torch.Tensor] = {}
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        if name not in self._open:
+            make = torch.zeros if self._shard.padded(name) else torch.empty
+            pieces = self._shard.by_param[name]
+            dtype = self._dtypes.of(pieces[0].tensor) if pieces else self._dtypes.most  # none: padding only
+            self._open[name] = make(self._shard.params[name], dtype=dtype, device=self._device)
+        return self._open[name]
+
+    def lend(self, copy: Copy, source: torch.Tensor) -> bool:
+        """Take the source's own memory for a parameter that is one part of it and nothing else."""
+        name = copy.destination.param
+        if tuple(source.shape) != self._shard.params[name] or source.device != self._device:
+            return False
+        self._open[name] = source
+        return True
+
+    def hand_over(self, names: Iterable[str]) -> None:
+        """Write the complete parameters and forget them."""
+        for name in names:
+            tensor = self[name]
+            del self._open[name]
+            self._write(name, tensor)
+
+
+def _view(tensors: "Tensors | _Staging", part: Part) -> torch.Tensor:
+    return view(tensors[part.param], part.at, part.box.shape)
+
+
+def _destinations(plan: Plan) -> Iterable[Part]:
+    for step in plan.rounds:
+        yield from (copy.destination for copy in step.local)
+        yield from (part for message in step.receive for part in message.parts)
+
+
+def _same(a: torch.dtype, b: torch.dtype, tensor: str) -> None:
+    assert a == b, f"{tensor} is {a} in one shard and {b} in another"

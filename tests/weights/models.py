@@ -1,0 +1,156 @@
+"""Shapes, numbered weights and shards cut in another way than the product does: what the weight tests compare with."""
+
+import json
+import math
+from types import SimpleNamespace
+
+import torch
+from hypothesis import strategies as st
+
+from spmd_rl.weights.families import hf_tensors
+from spmd_rl.weights.layout import Shard
+from spmd_rl.weights.move import view
+
+
+def model_shape(**changes):
+    """The fields of ModelShape that decide about weights, small."""
+    fields = {
+        "family": "qwen3",
+        "layers": 2,
+        "hidden": 8,
+        "heads": 4,
+        "kv_heads": 2,
+        "head_dim": 4,
+        "ffn": 12,
+        "vocabulary": 19,
+        "tied": False,
+        "qkv_bias": False,
+        "qk_norm": True,
+    }
+    return SimpleNamespace(**{**fields, **changes})
+
+
+@st.composite
+def models_and_layouts(draw, most_ranks=12):
+    """A shape, and training (tensor, pipeline, data) and rollout (tensor) sizes that suit it."""
+    tensor, pipeline, data = draw(
+        st.tuples(st.sampled_from((1, 2, 3, 4)), st.integers(1, 3), st.integers(1, 3)).filter(
+            lambda sizes: math.prod(sizes) <= most_ranks
+        )
+    )
+    world = tensor * pipeline * data
+    rollout = draw(st.sampled_from([n for n in (1, 2, 3, 4) if world % n == 0]))
+    kv_heads = draw(st.sampled_from([n for n in (1, 2, 3, 4, 6, 8) if n % rollout == 0 or rollout % n == 0]))
+    both = math.lcm(tensor, rollout)
+    shape = model_shape(
+        family=draw(st.sampled_from(("llama", "qwen2", "qwen3"))),
+        layers=pipeline * draw(st.integers(1, 2)),
+        hidden=draw(st.integers(1, 3)),
+        heads=math.lcm(both, kv_heads) * draw(st.integers(1, 2)),
+        kv_heads=kv_heads,
+        head_dim=draw(st.integers(1, 3)),
+        ffn=both * draw(st.integers(1, 3)),
+        # vLLM pads to a multiple of 64, which has to divide by the ranks
+        vocabulary=draw(st.integers(129, 192) if rollout == 3 else st.integers(1, 70)),
+        tied=draw(st.booleans()),
+        qkv_bias=draw(st.booleans()),
+        qk_norm=draw(st.booleans()),
+    )
+    if (shape.heads + 2 * shape.kv_heads) % tensor:  # fewer groups than ranks: Megatron cuts through heads
+        shape.head_dim *= tensor
+    return shape, (tensor, pipeline, data), rollout
+
+
+def numbered(shape, dtype=torch.float32):
+    """Hugging Face tensors in which every element of the model has another value, none of them zero."""
+    tensors, n = {}, 1
+    for name, size in hf_tensors(shape).items():
+        tensors[name] = torch.arange(n, n + math.prod(size)).reshape(size).to(dtype)
+        n += math.prod(size)
+    return tensors
+
+
+def random_weights(shape, dtype=torch.float32, seed=0):
+    """Hugging Face tensors with random values."""
+    generator = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(size, generator=generator).to(dtype) for name, size in hf_tensors(shape).items()}
+
+
+def filled(shard: Shard, tensors):
+    """The parameters of a shard, cut from Hugging Face tensors piece by piece."""
+    dtype = next(iter(tensors.values())).dtype
+    params = {name: torch.zeros(size, dtype=dtype) for name, size in shard.params.items()}
+    for piece in shard.pieces:
+        box = tuple(slice(a, a + n) for a, n in zip(piece.start, piece.shape, strict=True))
+        view(params[piece.param], piece.at, piece.shape).copy_(tensors[piece.tensor][box])
+    return params
+
+
+def megatron_by_hand(shape, tensors, tensor, rank):
+    """One rank's layer 0, embedding and head, from whole tensors (reshape, cat, chunk), for one pipeline stage."""
+    d, groups = shape.head_dim, shape.kv_heads
+    params = {}
+    for kind in ["weight"] + ["bias"] * shape.qkv_bias:
+        q, k, v = (tensors[f"model.layers.0.self_attn.{x}_proj.{kind}"] for x in "qkv")
+        rest = q.shape[1:]
+        parts = [q.view(groups, -1, *rest), k.view(groups, d, *rest), v.view(groups, d, *rest)]
+        fused = torch.cat(parts, 1).reshape(-1, *rest)
+        params[f"decoder.layers.0.self_attention.linear_qkv.{kind}"] = fused.chunk(tensor)[rank]
+    mlp = "model.layers.0.mlp."
+    gate_up = [tensors[f"{mlp}{x}_proj.weight"].chunk(tensor)[rank] for x in ("gate", "up")]
+    params["decoder.layers.0.mlp.linear_fc1.weight"] = torch.cat(gate_up)
+    params["decoder.layers.0.mlp.linear_fc2.weight"] = tensors[mlp + "down_proj.weight"].chunk(tensor, 1)[rank]
+    out = tensors["model.layers.0.self_attn.o_proj.weight"]
+    params["decoder.layers.0.self_attention.linear_proj.weight"] = out.chunk(tensor, 1)[rank]
+    heads = {"embedding.word_embeddings.weight": "model.embed_tokens.weight"}
+    if not shape.tied:
+        heads["output_layer.weight"] = "lm_head.weight"
+    for name, hf in heads.items():
+        params[name] = pad_rows(tensors[hf], tensor).chunk(tensor)[rank]
+    return params
+
+
+def vllm_by_hand(shape, tensors, tensor, rank):
+    """One rank's layer 0, embedding and head, the way vLLM's weight loaders cut them."""
+    d = shape.head_dim
+    params = {}
+    replicas = max(1, tensor // shape.kv_heads)
+    for kind in ["weight"] + ["bias"] * shape.qkv_bias:
+        q, k, v = (tensors[f"model.layers.0.self_attn.{x}_proj.{kind}"] for x in "qkv")
+        rows = max(1, shape.kv_heads // tensor) * d
+        kv = [x[rank // replicas * rows :][:rows] for x in (k, v)]
+        params[f"model.layers.0.self_attn.qkv_proj.{kind}"] = torch.cat([q.chunk(tensor)[rank], *kv])
+    mlp = "model.layers.0.mlp."
+    gate_up = [tensors[f"{mlp}{x}_proj.weight"].chunk(tensor)[rank] for x in ("gate", "up")]
+    params[mlp + "gate_up_proj.weight"] = torch.cat(gate_up)
+    params[mlp + "down_proj.weight"] = tensors[mlp + "down_proj.weight"].chunk(tensor, 1)[rank]
+    for name in ["model.embed_tokens.weight"] + ["lm_head.weight"] * (not shape.tied):
+        params[name] = pad_rows(tensors[name], 64).chunk(tensor)[rank]
+    return params
+
+
+def pad_rows(tensor, multiple):
+    """Zero rows below, up to a multiple."""
+    return torch.nn.functional.pad(tensor, (0, 0, 0, -len(tensor) % multiple))
+
+
+def save_directory(path, tensors, files=1, **config):
+    """A Hugging Face directory with these tensors, in one file or spread over several."""
+    from safetensors.torch import save_file
+
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "config.json").write_text(json.dumps({"model_type": "tiny", **config}))
+    (path / "tokenizer.json").write_text("{}")
+    (path / "generation_config.json").write_text('{"eos_token_id": 2}')
+    names = list(tensors)
+    if files == 1:
+        save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+        return path
+    weight_map = {}
+    for n in range(files):
+        file = f"model-{n + 1:05d}-of-{files:05d}.safetensors"
+        part = {name: tensors[name] for name in names[n::files]}
+        save_file(part, path / file, metadata={"format": "pt"})
+        weight_map.update(dict.fromkeys(part, file))
+    (path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    return path

@@ -1,0 +1,123 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spmd_rl.distributed.layout import RolloutLayout, TrainLayout
+from spmd_rl.weights.checksum import Checksums, piece_checksum, shard_checksums, verify
+from spmd_rl.weights.families import megatron_shard, vllm_shard
+from spmd_rl.weights.layout import Box, Piece, Shard, common_boxes, split
+from tests.weights.models import filled, model_shape, models_and_layouts, random_weights
+
+
+@settings(max_examples=25, deadline=None)
+@given(models_and_layouts(most_ranks=8), st.sampled_from((torch.float32, torch.bfloat16)))
+def test_every_layout_gives_a_box_the_same_checksum(case, dtype):
+    shape, sizes, rollout = case
+    train = TrainLayout(*sizes)
+    shards = [megatron_shard(shape, train, rank) for rank in range(train.world)]
+    shards += [vllm_shard(shape, RolloutLayout(rollout, train.world), rank) for rank in range(train.world)]
+    tensors = random_weights(shape, dtype)
+    boxes = common_boxes(shards)
+    known = {}
+    for shard in shards:
+        for box, value in shard_checksums(shard, filled(shard, tensors), boxes).items():
+            assert known.setdefault(box, value) == value
+    assert known.keys() == set(boxes)
+    for box, value in known.items():
+        index = tuple(slice(a, a + n) for a, n in zip(box.start, box.shape, strict=True))
+        assert piece_checksum(tensors[box.tensor][index], box) == value
+
+
+@given(st.integers(1, 6), st.integers(1, 6), st.integers(1, 36))
+def test_checksums_of_disjoint_boxes_add_up(rows, columns, limit):
+    values = torch.randn(rows + 3, columns + 2)
+    whole = Box("a", (3, 2), (rows, columns))
+    total = sum(
+        piece_checksum(values[r : r + h, c : c + w], part)
+        for part in split(whole, limit)
+        for (r, c), (h, w) in [(part.start, part.shape)]
+    )
+    assert (total - piece_checksum(values[3:, 2:], whole)) % 2**64 == 0
+
+
+@given(st.data())
+def test_a_changed_element_and_values_that_changed_places_are_noticed(data):
+    rows, columns = data.draw(st.integers(2, 9)), data.draw(st.integers(2, 9))
+    values = torch.randn(rows, columns)
+    box = Box("a", (0, 0), (rows, columns))
+    before = piece_checksum(values, box)
+    r, c = data.draw(st.integers(0, rows - 1)), data.draw(st.integers(0, columns - 1))
+    nudged = values.clone()
+    nudged[r, c] = torch.nextafter(nudged[r, c], torch.tensor(torch.inf))
+    assert piece_checksum(nudged, box) != before
+    for dim in (0, 1):
+        a, b = (0, 1) if dim == 0 else (c - 1, c)
+        order = list(range(values.shape[dim]))
+        order[a], order[b] = order[b], order[a]
+        assert piece_checksum(values.index_select(dim, torch.tensor(order)), box) != before
+    assert piece_checksum(values, Box("a", (1, 0), box.shape)) != before
+    assert piece_checksum(values, Box("a", (0, 1), box.shape)) != before
+
+
+def test_bfloat16_values_in_float32_that_changed_places_are_noticed():
+    values = torch.randn(64, 64).bfloat16().float()
+    before = piece_checksum(values, Box("a", (0, 0), (64, 64)))
+    for n in range(200):
+        order = torch.randperm(64, generator=torch.Generator().manual_seed(n))
+        assert piece_checksum(values[:, order], Box("a", (0, 0), (64, 64))) != before
+
+
+def test_an_expert_in_a_stack_has_the_checksum_it_has_alone():
+    experts = torch.randn(3, 4, 5)
+    shard = Shard({"w": (3, 4, 5)}, tuple(Piece(f"e{e}", (0, 0), (4, 5), "w", (e, 0, 0)) for e in range(3)))
+    fused = Shard({"w": (3, 4, 5)}, (Piece("all", (0, 0, 0), (3, 4, 5), "w", (0, 0, 0)),))
+    sums = shard_checksums(shard, {"w": experts}, common_boxes([shard]))
+    assert [sums[Box(f"e{e}", (0, 0), (4, 5))] for e in range(3)] == [
+        piece_checksum(experts[e], Box(f"e{e}", (0, 0), (4, 5))) for e in range(3)
+    ]
+    (total,) = shard_checksums(fused, {"w": experts}, common_boxes([fused])).values()
+    parts = [piece_checksum(experts[:, r : r + 2], Box("all", (0, r, 0), (3, 2, 5))) for r in (0, 2)]
+    assert (sum(parts) - total) % 2**64 == 0
+
+
+def sides(change=None):
+    shape, layout = model_shape(), TrainLayout(1, 1, 1)
+    train, engine = megatron_shard(shape, layout, 0), vllm_shard(shape, RolloutLayout(1, 1), 0)
+    boxes = common_boxes([train, engine])
+    tensors = random_weights(shape)
+    trained, held = filled(train, tensors), filled(engine, tensors)
+    if change is not None:
+        change(held)
+    training, rollout = Checksums(train, boxes, "training"), Checksums(engine, boxes, "rollout")
+    training.update_all(trained)
+    rollout.update_all(held)
+    return training, rollout, held
+
+
+def test_equal_weights_pass_and_need_an_update_before_the_next_check():
+    training, rollout, held = sides()
+    verify([training, rollout])
+    training.update_all(filled(megatron_shard(model_shape(), TrainLayout(1, 1, 1), 0), random_weights(model_shape())))
+    rollout.update("model.norm.weight", held["model.norm.weight"])
+    with pytest.raises(RuntimeError, match="rollout: no checksum of .* parameters, among them lm_head.weight"):
+        verify([training, rollout])
+
+
+def test_one_wrong_element_in_the_engine_is_named_by_tensor_slice_parameter_and_rank():
+    def change(held):
+        held["model.layers.1.self_attn.qkv_proj.weight"][21, 3] += 1  # the second group's k head
+
+    with pytest.raises(RuntimeError) as error:
+        verify(sides(change)[:2])
+    text = str(error.value)
+    assert "in 1 slices" in text and "model.layers.1.self_attn.k_proj.weight[4:8, 0:8]" in text
+    assert "model.layers.1.self_attn.qkv_proj.weight of rollout on rank 0" in text
+    assert "decoder.layers.1.self_attention.linear_qkv.weight of training on rank 0" in text
+
+
+def test_padding_takes_no_part():
+    def change(held):
+        held["lm_head.weight"][19:] = 7
+
+    verify(sides(change)[:2])
