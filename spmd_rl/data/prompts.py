@@ -1,9 +1,6 @@
 """Prompts: rows of a file, or problems made on the spot, as token ids; and the order in which steps take them."""
 
-import csv
-import json
 import random
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,10 +8,10 @@ from typing import Any
 from spmd_rl.config.config import Config, DataConfig
 from spmd_rl.data import tokens
 from spmd_rl.data.arithmetic import make_problems
+from spmd_rl.data.rows import Row, read_rows
 from spmd_rl.data.seeds import derived_seed
 
 ARITHMETIC = "arithmetic"
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -121,65 +118,7 @@ def _made(config: Config, split: str, notes: list[str]) -> list[Row]:
     return rows
 
 
-# ---- rows
-
-
-def read_rows(file: Path) -> list[Row]:
-    """The rows of a .jsonl, .json (a list of objects) or .csv file (first line: the columns)."""
-    readers: dict[str, Callable[[Path], list[Row]]] = {".jsonl": _read_jsonl, ".json": _read_json, ".csv": _read_csv}
-    if file.suffix not in readers:
-        raise ValueError(f"{file}: prompts are read from {', '.join(readers)} files; convert it to one of these")
-    try:
-        rows = readers[file.suffix](file)
-    except OSError as error:
-        raise ValueError(f"{file}: {error.strerror or error}; name an existing file") from error
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{file}: not UTF-8 text ({error}); convert it") from error
-    if not rows:
-        raise ValueError(f"{file}: there is no row in it")
-    return rows
-
-
-def _read_jsonl(file: Path) -> list[Row]:
-    rows = []
-    with file.open(encoding="utf-8-sig") as lines:
-        for number, line in enumerate(lines, 1):
-            if line.strip():
-                rows.append(_object(_parse(line, file, number), f"{file}, line {number}"))
-    return rows
-
-
-def _read_json(file: Path) -> list[Row]:
-    content = _parse(file.read_text(encoding="utf-8-sig"), file, 1)
-    if not isinstance(content, list):
-        raise ValueError(f"{file}: expected a list of objects, found {type(content).__name__}")
-    return [_object(element, f"{file}, element {number}") for number, element in enumerate(content)]
-
-
-def _read_csv(file: Path) -> list[Row]:
-    with file.open(encoding="utf-8-sig", newline="") as lines:
-        reader = csv.DictReader(lines, restkey="", restval=None)
-        rows = []
-        for row in reader:
-            if "" in row or None in row.values():
-                columns = ", ".join(reader.fieldnames or [])
-                raise ValueError(f"{file}, line {reader.line_num}: not one value for each column ({columns})")
-            rows.append(row)
-    return rows
-
-
-def _parse(text: str, file: Path, first_line: int) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        line = first_line + error.lineno - 1
-        raise ValueError(f"{file}, line {line}, column {error.colno}: not valid JSON: {error.msg}") from error
-
-
-def _object(value: Any, where: str) -> Row:
-    if not isinstance(value, dict):
-        raise ValueError(f"{where}: expected an object with columns, found {type(value).__name__}")
-    return value
+# ---- columns
 
 
 def _column(row: Row, index: int, knob: str, column: str, source: str) -> Any:

@@ -1,0 +1,313 @@
+"""What cannot work, said before anything starts: each as knob = value: what it met; the way out."""
+
+import dataclasses
+import importlib.util
+import math
+import string
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from spmd_rl.config.config import Config
+from spmd_rl.config.model_shape import ModelShape
+
+_SOURCES = (".jsonl", ".json", ".csv")
+_BYTES = {"float32": 4, "bfloat16": 2}
+
+
+def check(config: Config, world_size: int, model: ModelShape | None) -> list[str]:
+    """All problems at once; none means that the run can start. model None: what needs its shape is not checked."""
+    problems = _ranges(config)
+    divisors = (config.parallel.tensor, config.parallel.pipeline, config.rollout.tensor, config.train.minibatches)
+    if min(divisors) >= 1:
+        problems += _layout(config, world_size) + _batches(config, world_size)
+        problems += _model(config, model) if model is not None else []
+    return problems + _data(config) + _files(config)
+
+
+def notes(config: Config, world_size: int) -> list[str]:
+    """What works and is worth knowing: where a device would idle, or training meets another distribution."""
+    said: list[str] = []
+    parallel, rollout, train = config.parallel, config.rollout, config.train
+    samples = train.prompts_per_step // train.minibatches * config.algorithm.samples_per_prompt
+    share = samples // max(1, parallel.data(world_size))
+    if parallel.pipeline > 1 and share < 4 * parallel.pipeline:
+        said.append(
+            f"parallel.pipeline = {parallel.pipeline}: a mini-batch gives each data-parallel rank about {share} "
+            "samples; with so few micro-batches the stages wait for each other much of the time; prefer parallel.tensor"
+        )
+    replicas = world_size // rollout.tensor
+    if train.prompts_per_step % replicas:
+        said.append(
+            f"train.prompts_per_step = {train.prompts_per_step}: not a multiple of the {replicas} inference engines, "
+            "so some get one prompt more than others"
+        )
+    for knob, off in (("top_p", 1.0), ("top_k", 0), ("min_p", 0.0)):
+        if getattr(rollout, knob) != off:
+            said.append(
+                f"rollout.{knob} = {getattr(rollout, knob)}: samples are drawn from a part of the distribution; "
+                "training computes log-probabilities over all of it"
+            )
+    return said
+
+
+# ---- each setting by itself
+
+# What the values must be, in words; the test; the knobs it holds for.
+_RANGES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
+    (
+        "1 or more",
+        lambda value: value >= 1,
+        "parallel.tensor parallel.pipeline rollout.tensor rollout.max_response_length rollout.max_sequences "
+        "rollout.block_tokens reward.workers train.steps train.prompts_per_step train.minibatches "
+        "train.tokens_per_microbatch train.logprob_chunk_tokens data.max_prompt_length data.arithmetic.problems",
+    ),
+    (
+        "0 or more",
+        lambda value: value >= 0,
+        "rollout.top_k data.eval_problems data.arithmetic.min_operand algorithm.kl_coefficient algorithm.std_epsilon "
+        "train.warmup_steps train.learning_rate train.min_learning_rate train.weight_decay train.clip_grad "
+        "evaluation.every_steps run.seed run.samples_logged",
+    ),
+    (
+        "above 0",
+        lambda value: value > 0,
+        "rollout.cache_gib algorithm.clip_high train.adam_epsilon reward.timeout_seconds run.control_timeout_seconds "
+        "run.collective_timeout_seconds",
+    ),
+    (
+        "above 0: training uses the log-probabilities of the distribution at this temperature",
+        lambda value: value > 0,
+        "rollout.temperature",
+    ),
+    ("above 0 and at most 1 (1: all tokens)", lambda value: 0 < value <= 1, "rollout.top_p"),
+    ("at least 0 (0: all tokens) and below 1", lambda value: 0 <= value < 1, "rollout.min_p"),
+    ("above 0 and at most 1", lambda value: 0 < value <= 1, "algorithm.clip_low"),
+    ("at least 0 and below 1", lambda value: 0 <= value < 1, "train.adam_beta1 train.adam_beta2"),
+)
+
+
+def _ranges(config: Config) -> list[str]:
+    settings = _settings(config)
+    problems = [
+        f"{knob} = {value}: not a finite number; give one"
+        for knob, value in settings.items()
+        if isinstance(value, float) and not math.isfinite(value)
+    ]
+    for words, fits, knobs in _RANGES:
+        problems += [
+            f"{knob} = {settings[knob]}: out of range; it must be {words}"
+            for knob in knobs.split()
+            if math.isfinite(settings[knob]) and not fits(settings[knob])
+        ]
+    return problems
+
+
+def _settings(section: Any, prefix: str = "") -> dict[str, Any]:
+    """Dotted name of every setting -> its value."""
+    found: dict[str, Any] = {}
+    for field in dataclasses.fields(section):
+        value, name = getattr(section, field.name), prefix + field.name
+        found |= _settings(value, f"{name}.") if dataclasses.is_dataclass(value) else {name: value}
+    return found
+
+
+# ---- settings with each other, the ranks and the model
+
+
+def _layout(config: Config, world_size: int) -> list[str]:
+    problems: list[str] = []
+    parallel, rollout = config.parallel, config.rollout
+    if world_size % (parallel.tensor * parallel.pipeline):
+        problems.append(
+            f"parallel.tensor x parallel.pipeline = {parallel.tensor} x {parallel.pipeline}: does not divide the "
+            f"{world_size} ranks; their product can be {_divisors(world_size)}, or start other ranks"
+        )
+    if world_size % rollout.tensor:
+        problems.append(
+            f"rollout.tensor = {rollout.tensor}: does not divide the {world_size} ranks; it can be "
+            f"{_divisors(world_size)}, or start other ranks"
+        )
+    return problems
+
+
+def _batches(config: Config, world_size: int) -> list[str]:
+    problems: list[str] = []
+    train, rollout, samples = config.train, config.rollout, config.algorithm.samples_per_prompt
+    longest = config.data.max_prompt_length + rollout.max_response_length
+    data_parallel = config.parallel.data(world_size)
+    if samples < 2:
+        problems.append(
+            f"algorithm.samples_per_prompt = {samples}: the advantage compares samples of one prompt; take 2 or more"
+        )
+    if train.prompts_per_step % train.minibatches:
+        problems.append(
+            f"train.minibatches = {train.minibatches}: does not divide train.prompts_per_step = "
+            f"{train.prompts_per_step}; it can be {_divisors(train.prompts_per_step)}"
+        )
+    elif train.prompts_per_step // train.minibatches * samples < data_parallel:
+        problems.append(
+            f"train.prompts_per_step = {train.prompts_per_step}: a mini-batch has "
+            f"{train.prompts_per_step // train.minibatches * samples} samples for {data_parallel} data-parallel ranks, "
+            "so some would have none; raise it, or lower train.minibatches"
+        )
+    replicas = world_size // rollout.tensor
+    if train.prompts_per_step < replicas:
+        problems.append(
+            f"train.prompts_per_step = {train.prompts_per_step}: there are {replicas} inference engines, so some would "
+            "have nothing to do; raise it, or raise rollout.tensor"
+        )
+    if train.tokens_per_microbatch < longest:
+        problems.append(
+            f"train.tokens_per_microbatch = {train.tokens_per_microbatch}: the longest sample has {longest} tokens "
+            "(data.max_prompt_length + rollout.max_response_length) and must fit; raise it, or lower one of those"
+        )
+    if train.min_learning_rate > train.learning_rate:
+        problems.append(
+            f"train.min_learning_rate = {train.min_learning_rate}: above train.learning_rate = {train.learning_rate}; "
+            "lower it"
+        )
+    if train.warmup_steps > train.steps:
+        problems.append(
+            f"train.warmup_steps = {train.warmup_steps}: the run ends after train.steps = {train.steps}, before the "
+            "warm-up does; lower it"
+        )
+    return problems
+
+
+def _model(config: Config, model: ModelShape) -> list[str]:
+    problems: list[str] = []
+    for knob, tensor in (("parallel.tensor", config.parallel.tensor), ("rollout.tensor", config.rollout.tensor)):
+        if tensor == 1:
+            continue
+        obstacles = [
+            f"{count} {what}"
+            for what, count in (("attention heads", model.heads), ("feed-forward channels", model.ffn))
+            if count % tensor
+        ]
+        # With fewer key-value heads than ranks, several ranks hold the same head.
+        if model.kv_heads % tensor and tensor % model.kv_heads:
+            obstacles.append(f"{model.kv_heads} key-value heads (neither divides the other)")
+        if obstacles:
+            fitting = [n for n in range(1, model.heads + 1) if _fits(model, n)]
+            problems.append(
+                f"{knob} = {tensor}: the model has {' and '.join(obstacles)}; it can be {_or(fitting)} with this model"
+            )
+    if model.layers % config.parallel.pipeline:
+        problems.append(
+            f"parallel.pipeline = {config.parallel.pipeline}: the model has {model.layers} layers; it can be "
+            f"{_divisors(model.layers)}"
+        )
+    longest = config.data.max_prompt_length + config.rollout.max_response_length
+    if longest > model.max_positions:
+        problems.append(
+            f"data.max_prompt_length + rollout.max_response_length = {config.data.max_prompt_length} + "
+            f"{config.rollout.max_response_length}: the model has {model.max_positions} positions; lower one of them"
+        )
+    outside = [token for token in config.rollout.stop_token_ids if not 0 <= token < model.vocabulary]
+    if outside:
+        problems.append(
+            f"rollout.stop_token_ids = {_or(config.rollout.stop_token_ids)}: {_or(outside)} is not in the model's "
+            f"vocabulary of {model.vocabulary}; remove it"
+        )
+    kv_heads = max(1, model.kv_heads // config.rollout.tensor)
+    sample_bytes = 2 * model.layers * kv_heads * model.head_dim * _BYTES[config.model.dtype] * longest
+    if config.rollout.cache_gib * 2**30 < sample_bytes:
+        problems.append(
+            f"rollout.cache_gib = {config.rollout.cache_gib}: one sample of {longest} tokens takes "
+            f"{sample_bytes / 2**30:.2g} GiB per rank; raise it, or lower the lengths"
+        )
+    return problems
+
+
+def _fits(model: ModelShape, tensor: int) -> bool:
+    shares_heads = model.kv_heads % tensor == 0 or tensor % model.kv_heads == 0
+    return model.heads % tensor == 0 and model.ffn % tensor == 0 and shares_heads
+
+
+# ---- data, rewards, files
+
+
+def _data(config: Config) -> list[str]:
+    problems: list[str] = []
+    data, arithmetic, evaluation = config.data, config.data.arithmetic, config.evaluation
+    if "arithmetic" in (data.source, data.eval_source):
+        if not arithmetic.operations:
+            problems.append("data.arithmetic.operations is empty: there is nothing to ask; name some of +, -, *")
+        if arithmetic.max_operand < arithmetic.min_operand:
+            problems.append(
+                f"data.arithmetic.max_operand = {arithmetic.max_operand}: below data.arithmetic.min_operand = "
+                f"{arithmetic.min_operand}; raise it"
+            )
+        places = _places(arithmetic.wording)
+        if places is None or not {"a", "op", "b"} <= places <= {"a", "op", "b"}:
+            problems.append(
+                f"data.arithmetic.wording = {arithmetic.wording!r}: its places must be {{a}}, {{op}} and {{b}}; "
+                "write a brace that is meant as text twice"
+            )
+    if evaluation.every_steps and data.eval_source is None and data.source != "arithmetic":
+        problems.append(
+            f"evaluation.every_steps = {evaluation.every_steps}: there are no held-out problems; name a file with "
+            "data.eval_source, or set it to 0"
+        )
+    if data.system is not None and data.template == "plain":
+        problems.append(
+            f"data.system = {data.system!r}: data.template = plain has no place for it; set the template to chat"
+        )
+    weights = config.reward.rules
+    problems += [
+        f"reward.rules: the weight of {rule} is {weight}, not a finite number; give one"
+        for rule, weight in weights.items()
+        if not math.isfinite(weight)
+    ]
+    if not any(weights.values()):
+        problems.append(
+            f"reward.rules = {weights}: every reward would be 0; name a rule with a weight, such as math_answer 1.0"
+        )
+    return problems
+
+
+def _places(wording: str) -> set[str] | None:
+    try:
+        return {name for _, name, _, _ in string.Formatter().parse(wording) if name is not None}
+    except ValueError:
+        return None
+
+
+def _files(config: Config) -> list[str]:
+    problems: list[str] = []
+    for knob, path in (("model.path", config.model.path), ("model.reference_path", config.model.reference_path)):
+        if path is not None and not Path(path).is_dir():
+            problems.append(f"{knob} = {path}: there is no such directory; name a Hugging Face model directory")
+    for knob, path in (("data.source", config.data.source), ("data.eval_source", config.data.eval_source)):
+        if path is None or path == "arithmetic":
+            continue
+        if not Path(path).is_file():
+            problems.append(f"{knob} = {path}: there is no such file; name one, or set data.source to arithmetic")
+        elif Path(path).suffix not in _SOURCES:
+            problems.append(f"{knob} = {path}: prompts are read from {', '.join(_SOURCES)} files; convert it")
+    if config.run.dir is None and (not config.run.name or "/" in config.run.name):
+        problems.append(f"run.name = {config.run.name!r}: it names the directory runs/<name>; take a plain name")
+    directory = Path(config.run.dir or f"runs/{config.run.name}")
+    file = next((path for path in (directory, *directory.parents) if path.exists() and not path.is_dir()), None)
+    if file is not None:
+        problems.append(f"run.dir = {directory}: {file} is a file; name another directory")
+    for knob, wanted, package in (
+        ("run.wandb", config.run.wandb != "off", "wandb"),
+        ("run.tensorboard", config.run.tensorboard, "tensorboard"),
+    ):
+        # A mere folder of that name, which wandb itself leaves behind, is found too but has no origin.
+        found = importlib.util.find_spec(package) if wanted else None
+        if wanted and (found is None or found.origin is None):
+            value = getattr(config.run, package)
+            problems.append(f"{knob} = {value}: the package {package} is not installed; install it, or turn this off")
+    return problems
+
+
+def _divisors(number: int) -> str:
+    return _or(n for n in range(1, number + 1) if number % n == 0)
+
+
+def _or(values: Iterable[Any]) -> str:
+    words = [str(value) for value in values]
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
