@@ -1,8 +1,7 @@
 """Measure one peer on the workload of the CPU benchmark: TRL's GRPOTrainer with vLLM in the same process.
 
 Run under torchrun, one process a rank, CPU and gloo. Rank 0 prints one JSON line a step, then a summary over all steps
-but the first; every rank prints its peak memory. README.md beside this file says what is measured and what is changed in
-TRL.
+but the first; every rank prints its peak memory. README.md beside this file says what is measured and what is changed.
 """
 
 import argparse
