@@ -67,6 +67,7 @@ def run_grpo(config: Config, ranks: Ranks, story: Story, log: RunLog) -> None:
             log.add_all({"grpo/lr": rate} | rollout | grading | sample_metrics(samples, scored, config))
             log.add_all(group_fractions(groups, rewards, correct, algorithm.drop_uniform_groups))
             log.samples(step + 1, conversations(ranks, samples, scored, config.run.samples_logged))
+            log.add_all(ranks.memory())
             ranks.forget()
     if config.evaluation.after:
         log.evaluation(train.steps, evaluate(ranks, story.eval_prompts, story.benchmark, train.steps))

@@ -1,10 +1,12 @@
 """From a command line to a story: configuration, checks, ranks; rank 0 tells the story, the others serve."""
 
+import logging
 import os
 import signal
 import sys
 import threading
 import traceback
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,12 +40,22 @@ def main(tell: Tell, arguments: list[str] | None = None) -> None:
     """Run one entry point on this rank; the exit status is 2 where the user can mend what is wrong."""
     from torch.distributed.elastic.multiprocessing.errors import record
 
+    _quieten()
     try:
         config, shape = configure(sys.argv[1:] if arguments is None else arguments)
     except ValueError as error:
         _refuse(error)
     _exit_on_signals()
     record(run)(config, shape, tell)
+
+
+def _quieten() -> None:
+    """Leave out what the libraries say to their own developers; SPMD_RL_VERBOSE=1 shows it."""
+    if os.environ.get("SPMD_RL_VERBOSE"):
+        return
+    warnings.filterwarnings("ignore", module=r"(torch|megatron|vllm|transformers)\b")
+    for name in ("torch._library.triton", "torch.distributed.distributed_c10d", "transformers", "megatron"):
+        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def configure(arguments: list[str]) -> tuple[Config, ModelShape]:
@@ -107,7 +119,9 @@ def run(config: Config, shape: ModelShape, tell: Tell) -> None:
     import torch.distributed as dist
 
     dist.barrier(group=world.control)
-    dist.destroy_process_group()
+    worker.close()
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 @dataclass

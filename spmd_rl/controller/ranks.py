@@ -9,6 +9,16 @@ from spmd_rl.data.tickets import Scored, Ticket
 from spmd_rl.distributed.commands import Commands, verb
 
 
+PHASES = {
+    "to_rollout": "reshard_to_infer",
+    "generate": "rollout",
+    "to_training": "reshard_to_train",
+    "score": "old_log_p",
+    "learn": "update",
+}
+"""What a verb's memory is called in the metrics."""
+
+
 class Doer(Protocol):
     """Rank 0's own worker: it does each verb like every other rank's."""
 
@@ -147,9 +157,14 @@ class Ranks:
         self._all("export_hf", directory=directory)
 
     @verb
-    def memory(self) -> list[dict[str, int]]:
-        """Peak bytes by phase, of every rank."""
-        return self._all("memory")
+    def memory(self) -> dict[str, float]:
+        """The peak of the hungriest rank in each phase since the last time, in bytes."""
+        answers = self._all("memory")
+        return {
+            f"memory/{phase}/peak_bytes": max(answer[name] for answer in answers)
+            for name, phase in PHASES.items()
+            if name in answers[0]
+        }
 
     @verb
     def stop(self) -> None:

@@ -103,6 +103,10 @@ class Engine:
             self.asleep = False
         self.llm.reset_prefix_cache()
 
+    def close(self) -> None:
+        """End the engine, and with it the process groups: vLLM destroys all of the process's, not only its own."""
+        self.llm.llm_engine.engine_core.shutdown()
+
     def _release(self, tensors: list[torch.Tensor]) -> None:
         for tensor in tensors:
             storage = tensor.untyped_storage()

@@ -87,6 +87,11 @@ class Worker:
             name, arguments = commands.receive()
             commands.answer(self.do(name, arguments))
 
+    def close(self) -> None:
+        """After the last verb, when all ranks are through with the others."""
+        self.pool.close()
+        self.engine.close()
+
     def do(self, name: str, arguments: dict[str, Any]) -> Any:
         """Do one verb, and remember the memory it took at its peak."""
         method = getattr(self, name)
@@ -276,10 +281,10 @@ class Worker:
 
     @verb
     def memory(self) -> dict[str, int]:
-        return dict(self.peaks)
+        peaks, self.peaks = self.peaks, {}
+        return peaks
 
     @verb
     def stop(self) -> None:
-        self.pool.close()
         self.done = True
 

@@ -1,7 +1,6 @@
 """One rank of tests/spmd/test_training.py: the same samples under many layouts, in one process."""
 
 import dataclasses
-import math
 import os
 
 from spmd.ranks import arguments, report
@@ -21,12 +20,11 @@ def main() -> None:
     apply_all(megatron_core.PATCHES, "cpu")
     import torch
     from megatron.core import parallel_state
+    from spmd.samples import advantages_of, make_samples, perturb
 
     from spmd_rl.controller.planner import plan_microbatches
-    from spmd_rl.data.tickets import Ticket
     from spmd_rl.distributed import world as worlds
     from spmd_rl.distributed.layout import TrainLayout
-    from spmd_rl.training.packing import TrainSample
     from spmd_rl.training.parallel import start_parallel
     from spmd_rl.training.trainer import Trainer
     from spmd_rl.weights.families import megatron_shard
@@ -57,17 +55,8 @@ def main() -> None:
         trainer = Trainer(
             config, shape, place, torch.device("cpu"), lambda p, path, shard=shard, shape=shape: load_shard(path, shard, p, shape)
         )
-        draw = torch.Generator().manual_seed(3)
-        samples, tickets = {}, []
-        for prompt in range(3):
-            tokens = torch.randint(3, shape.vocabulary, (5 + 4 * prompt,), generator=draw)
-            for index in range(4):
-                length = int(torch.randint(1, 14, (1,), generator=draw))
-                name = prompt * 4 + index
-                response = torch.randint(3, shape.vocabulary, (length,), generator=draw)
-                samples[name] = TrainSample(name, tokens, response, torch.randn(length, generator=draw) - 6)
-                tickets.append(Ticket(name, prompt, index, 0, len(tokens), length, "stop"))
-        advantages = {name: math.sin(1.0 + name) for name in samples}
+        samples, tickets = make_samples(shape.vocabulary)
+        advantages = advantages_of(samples)
         total = sum(ticket.response_tokens for ticket in tickets)
         plan = plan_microbatches(tickets, layout.data, 1, case["budget"], case["share"])
         packs = trainer.pack(
@@ -83,13 +72,7 @@ def main() -> None:
         scored = {
             sample.id: sample.policy_logprobs.tolist() for pack in packs for sample in pack.samples if place.reports
         }
-        # Moved a little, so that ratios, clipping and KL all have something to say.
-        for sample in samples.values():
-            if sample.policy_logprobs is not None:
-                moved = torch.sin(torch.arange(len(sample.response)) + sample.id)
-                sample.policy_logprobs = sample.policy_logprobs + 0.4 * moved
-                if sample.reference_logprobs is not None:
-                    sample.reference_logprobs = sample.reference_logprobs - 0.3 * moved
+        perturb(samples.values())
         learned = trainer.learn(packs, advantages, dict.fromkeys(samples, 1.0 / total), case.get("learning_rate", 0.0))
         results.append(
             {
