@@ -1,0 +1,24 @@
+import pytest
+
+from spmd_rl.distributed.layout import RolloutLayout, TrainLayout
+
+
+def test_ranks_run_over_tensor_then_data_then_pipeline():
+    layout = TrainLayout(tensor=2, pipeline=2, data=3)
+    assert [layout.rank(*at) for at in ((1, 0, 0), (0, 1, 0), (0, 0, 1))] == [1, 2, 6]
+    for rank in range(layout.world):
+        at = layout.coords(rank)
+        assert layout.rank(at.tensor, at.data, at.pipeline) == rank
+    assert layout.tensor_ranks(5) == (4, 5)
+    assert layout.data_ranks(1) == (1, 3, 5)
+    assert layout.pipeline_ranks(4) == (4, 10)
+
+
+def test_a_replica_is_consecutive_ranks():
+    layout = RolloutLayout(tensor=2, world=6)
+    assert (layout.replicas, layout.replica(5), layout.tensor_rank(5), layout.ranks(2)) == (3, 2, 1, (4, 5))
+
+
+def test_a_rollout_size_that_does_not_divide_the_world_is_refused_by_name():
+    with pytest.raises(ValueError, match=r"rollout\.tensor = 4.*6 ranks"):
+        RolloutLayout(tensor=4, world=6)
