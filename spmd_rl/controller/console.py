@@ -93,8 +93,8 @@ class _PhaseColumn(ProgressColumn):
     max_refresh = None
 
     def render(self, task: Task) -> Text:
-        seconds = time.monotonic() - task.fields["since"]
-        return Text(f"{task.fields['phase']} {seconds:.0f} s", style="cyan", no_wrap=True)
+        phase, seconds = task.fields["phase"], time.monotonic() - task.fields["since"]
+        return Text(f"{phase} {seconds:.0f} s" if phase else "", style="cyan", no_wrap=True)
 
 
 def step_line(row: Mapping[str, float], steps: int, world_size: int) -> str:
@@ -115,14 +115,19 @@ def evaluation_line(step: int, metrics: Mapping[str, float]) -> str:
     """The accuracy of each benchmark, or whatever else was measured."""
     accuracies = {name: value for name, value in metrics.items() if name.endswith("/accuracy")} or metrics
     when = f"after step {step}" if step else "before training"
-    shown = [f"{name.removeprefix('eval/').replace('/', ' ')} {value:.3f}" for name, value in accuracies.items()]
+    shown = [f"{_readable(name)} {value:.3f}" for name, value in accuracies.items()]
     return f"evaluation {when}: {', '.join(shown)}"
+
+
+def _readable(name: str) -> str:
+    return name.removeprefix("eval/").replace("/", " ")
 
 
 def conversation(sample: Mapping[str, Any]) -> str:
     """A sample as a person reads it."""
     head = f"reward {sample.get('reward')}  cause {sample.get('cause')}  finish {sample.get('finish_reason')}"
-    return "\n".join([head, "  prompt:   " + _indented(sample["prompt"]), "  response: " + _indented(sample["response"])])
+    said = (f"  {who + ':':<9} {_indented(sample[who])}" for who in ("prompt", "response"))
+    return "\n".join([head, *said])
 
 
 def _indented(text: str) -> str:
@@ -130,16 +135,18 @@ def _indented(text: str) -> str:
 
 
 def summary(
-    rows: Sequence[Mapping[str, float]], evaluations: Sequence[tuple[int, Mapping[str, float]]], places: Mapping[str, Path]
+    rows: Sequence[Mapping[str, float]],
+    evaluations: Sequence[tuple[int, Mapping[str, float]]],
+    places: Mapping[str, Path],
 ) -> str:
     """What the run reached, and where everything lies: `rows` of steps, `evaluations` as (step, metrics)."""
     facts: list[tuple[str, str]] = []
     if len(evaluations) > 1:
         (first, before), (last, after) = evaluations[0], evaluations[-1]
         for name in (name for name in before if name.endswith("/accuracy") and name in after):
-            change = (after[name] - before[name]) * 100
-            when = f"(step {first} and {last}, {change:+.1f} points)"
-            facts.append((name.removeprefix("eval/").replace("/", " "), f"{before[name]:.1%} -> {after[name]:.1%}  {when}"))
+            change = f"{before[name]:.1%} -> {after[name]:.1%}"
+            points = (after[name] - before[name]) * 100
+            facts.append((_readable(name), f"{change}  (step {first} and {last}, {points:+.1f} points)"))
     rewards = [row["grpo/rewards/mean"] for row in rows if "grpo/rewards/mean" in row]
     if len(rewards) > 1:
         facts.append(("reward", f"{rewards[0]:.3f} -> {rewards[-1]:.3f}"))

@@ -28,7 +28,7 @@ class Sink(Protocol):
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None: ...
 
-    def close(self) -> None: ...
+    def close(self, failed: bool) -> None: ...
 
 
 class RunLog:
@@ -59,8 +59,8 @@ class RunLog:
         self._closed = False
         self._console: Console = console(config.train.steps)
         self.note(
-            f"run {config.run.name}: {world_size} ranks, {config.train.steps} steps of {config.train.prompts_per_step} prompts"
-            f" x {config.algorithm.samples_per_prompt} samples; everything goes to {self.run_dir}"
+            f"run {config.run.name}: {world_size} ranks, {config.train.steps} steps of {config.train.prompts_per_step}"
+            f" prompts x {config.algorithm.samples_per_prompt} samples; everything goes to {self.run_dir}"
         )
         if moved:
             self.note(f"what an earlier run had left there is in {moved}")
@@ -68,10 +68,15 @@ class RunLog:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if kind is None and not self._closed:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
             self.note(summary(self._rows, self._evaluations, self._places()))
-        self.close()
+        else:
+            done = len(self._rows)
+            self.note(f"cut short by {kind.__name__} after {done} steps; what was measured is in {self.run_dir}")
+        self.close(failed=kind is not None)
 
     def note(self, text: str) -> None:
         """Say something once, on the console and in run.log."""
@@ -81,7 +86,7 @@ class RunLog:
 
     @contextmanager
     def step(self, step: int) -> Iterator[Timed]:
-        """One step; yields `timed`. At the end everything that was added becomes a row, unless the step was cut short."""
+        """One step; yields `timed`. At the end what was added becomes a row, unless the step was cut short."""
         self._values.clear()
         started = time.perf_counter()
         yield self.timed
@@ -140,14 +145,14 @@ class RunLog:
         self._write(step, metrics)
         self.note(evaluation_line(step, metrics))
 
-    def close(self) -> None:
+    def close(self, failed: bool = False) -> None:
         """Stop the display and close every file; a second call does nothing."""
         if self._closed:
             return
         self._closed = True
         self._console.close()
         for sink in self._sinks:
-            sink.close()
+            sink.close(failed)
         self._text.close()
 
     def _write(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -167,7 +172,7 @@ class _Phase:
 
 
 def combine(name: str, values: Sequence[float]) -> float:
-    """Several values of one metric in one step: seconds and bytes add up, extremes stay extremes, the rest is averaged."""
+    """Several values of one metric in a step: seconds and bytes add up, extremes stay, the rest is averaged."""
     if name.startswith(("timing/", "bytes/")):
         return math.fsum(values)
     if name.endswith(("max", "peak_bytes")):
@@ -178,7 +183,7 @@ def combine(name: str, values: Sequence[float]) -> float:
 
 
 def tokens_per_second(metrics: Mapping[str, float], sequences: int, world_size: int) -> dict[str, float]:
-    """Throughput per rank, for each phase that took time: mean lengths in tokens, `sequences` of all ranks in the step."""
+    """Throughput per rank in each phase that was timed; `sequences`: of all ranks in the step."""
     if "response_length/mean" not in metrics or "prompt_length/mean" not in metrics:
         return {}
     responses = metrics["response_length/mean"] * sequences / world_size
@@ -201,8 +206,8 @@ def require_wandb_key() -> None:
         stored = None
     if not os.environ.get("WANDB_API_KEY") and not stored:
         raise ValueError(
-            f"run.wandb = online: no key for {host} in WANDB_API_KEY or ~/.netrc; set it, or log in with `wandb login`, "
-            "or use --run.wandb offline and upload with `wandb sync` later"
+            f"run.wandb = online: no key for {host} in WANDB_API_KEY or ~/.netrc; set it, or log in with "
+            "`wandb login`, or use --run.wandb offline and upload with `wandb sync` later"
         )
 
 
@@ -231,7 +236,7 @@ class _JsonLines:
         self.file.write(json.dumps({"step": step, "time": round(time.time(), 3), **finite}) + "\n")
         self.file.flush()
 
-    def close(self) -> None:
+    def close(self, failed: bool) -> None:
         self.file.close()
 
 
@@ -252,7 +257,7 @@ class _TensorBoard:
         self.writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
         self.writer.flush()
 
-    def close(self) -> None:
+    def close(self, failed: bool) -> None:
         self.writer.close()
 
 
@@ -272,5 +277,5 @@ class _WeightsAndBiases:
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         self.run.log(dict(metrics), step=step)
 
-    def close(self) -> None:
-        self.run.finish()
+    def close(self, failed: bool) -> None:
+        self.run.finish(exit_code=int(failed))
