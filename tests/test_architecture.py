@@ -1,0 +1,225 @@
+"""The house's layers and doors, read from the source alone: nothing is imported."""
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "spmd_rl"
+
+# From the top down; what stands in one row does not import each other.
+LAYERS = (
+    ("grpo",),
+    ("program",),
+    ("controller", "worker"),
+    ("training", "rollout"),
+    ("weights",),
+    ("algorithms", "rewards"),
+    ("data",),
+    ("distributed",),
+    ("patches",),
+    ("platforms",),
+    ("config",),
+)
+# Library -> where it may be imported; a name that ends in / is a folder.
+DOORS = {
+    "megatron": ("training/", "patches/"),
+    "vllm": ("rollout/", "patches/"),
+    "vllm_ascend": ("rollout/", "patches/"),
+    "torch_npu": ("platforms/npu.py",),
+    "transformers": ("data/", "training/model.py"),
+    "safetensors": ("weights/",),
+    "tyro": ("config/",),
+    "yaml": ("config/",),
+    "math_verify": ("rewards/",),
+    "wandb": ("controller/run_log.py",),
+    "tensorboard": ("controller/run_log.py",),
+    "rich": ("controller/run_log.py", "controller/console.py"),
+    "plotext": ("controller/report.py",),
+    "matplotlib": ("controller/report.py",),
+    "ray": (),
+}
+# These do not import torch, and nothing that they import on loading does: command lines are answered, and graders'
+# processes started, without it.
+TORCH_FREE = ("config", "data", "rewards")
+# These decide and tell; what they tell the ranks through may use torch.
+TORCH_FREE_THEMSELVES = ("controller", "grpo")
+
+FILES = sorted(PACKAGE.rglob("*.py"))
+PLACE = {path: path.relative_to(PACKAGE).as_posix() for path in FILES}
+
+
+@dataclass(frozen=True)
+class Import:
+    module: str
+    line: int
+    on_loading: bool
+    """At module level: it happens when the file is imported."""
+
+
+def name_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports(path: Path) -> list[Import]:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return list(_imports(tree.body, path, on_loading=True))
+
+
+def _imports(body: list[ast.stmt], path: Path, on_loading: bool) -> Iterator[Import]:
+    for node in body:
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield Import(alias.name, node.lineno, on_loading)
+        elif isinstance(node, ast.ImportFrom):
+            module = node.module or ""
+            if node.level:
+                inside = name_of(path).split(".")
+                package = inside if path.name == "__init__.py" else inside[:-1]
+                base = ".".join(package[: len(package) - node.level + 1])
+                module = f"{base}.{module}" if module else base
+            yield Import(module, node.lineno, on_loading)
+            # `from spmd_rl.weights import layout` imports the module spmd_rl.weights.layout.
+            for alias in node.names:
+                if module.startswith("spmd_rl") and is_module(f"{module}.{alias.name}"):
+                    yield Import(f"{module}.{alias.name}", node.lineno, on_loading)
+        else:
+            deferred = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or is_type_checking(node)
+            for _, value in ast.iter_fields(node):
+                if isinstance(value, list):
+                    inner = [item for item in value if isinstance(item, ast.stmt)]
+                    inner += [child for item in value if isinstance(item, ast.ExceptHandler) for child in item.body]
+                    inner += [child for item in value if isinstance(item, ast.match_case) for child in item.body]
+                    yield from _imports(inner, path, on_loading and not deferred)
+            yield from _called_imports(node)
+
+
+def _called_imports(node: ast.stmt) -> Iterator[Import]:
+    """importlib.import_module("name") and __import__("name")."""
+    for call in (part for part in ast.walk(node) if isinstance(part, ast.Call)):
+        called = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+        if called in ("import_module", "__import__") and call.args and isinstance(call.args[0], ast.Constant):
+            yield Import(str(call.args[0].value), call.lineno, False)
+
+
+def is_type_checking(node: ast.stmt) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
+
+
+def is_module(name: str) -> bool:
+    path = ROOT / Path(*name.split("."))
+    return path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
+
+
+def layer_of(module: str) -> int | None:
+    """Index into LAYERS of a module of ours; None for the package itself."""
+    parts = module.split(".")
+    if len(parts) == 1:
+        return None
+    found = [index for index, names in enumerate(LAYERS) if parts[1] in names]
+    assert found, f"{module} is in no layer: give {parts[1]} a place in LAYERS"
+    return found[0]
+
+
+IMPORTS = {path: imports(path) for path in FILES}
+
+
+def complaints(rule) -> list[str]:
+    """Run rule(path, import) -> complaint or None over every import of every file."""
+    found = []
+    for path in FILES:
+        for imported in IMPORTS[path]:
+            complaint = rule(path, imported)
+            if complaint:
+                found.append(f"{PLACE[path]}:{imported.line}: {complaint}")
+    return found
+
+
+def test_every_file_has_a_place_in_the_layers():
+    assert FILES
+    for path in FILES:
+        layer_of(name_of(path))
+
+
+def test_imports_point_down():
+    def rule(path: Path, imported: Import) -> str | None:
+        if imported.module.split(".")[0] != "spmd_rl":
+            return None
+        here, there = layer_of(name_of(path)), layer_of(imported.module)
+        same_part = name_of(path).split(".")[1:2] == imported.module.split(".")[1:2]
+        if here is None or there is None or same_part or here < there:
+            return None
+        return f"{imported.module} is not below"
+
+    assert complaints(rule) == []
+
+
+def test_every_library_comes_in_through_its_door():
+    def rule(path: Path, imported: Import) -> str | None:
+        doors = DOORS.get(imported.module.split(".")[0])
+        if doors is None or PLACE[path].startswith(doors):
+            return None
+        return f"{imported.module} comes in through {' or '.join(doors) or 'no door'}"
+
+    assert complaints(rule) == []
+
+
+def test_what_rank_0_decides_with_is_free_of_torch():
+    def rule(path: Path, imported: Import) -> str | None:
+        part = name_of(path).split(".")[1:2]
+        if imported.module.split(".")[0] == "torch" and part and part[0] in (*TORCH_FREE, *TORCH_FREE_THEMSELVES):
+            return f"imports {imported.module}"
+        return None
+
+    assert complaints(rule) == []
+
+
+def loads(module: str) -> set[str]:
+    """Modules of ours that importing `module` loads, parents included."""
+    by_name = {name_of(path): path for path in FILES}
+    seen: set[str] = set()
+    todo = [module]
+    while todo:
+        name = todo.pop()
+        if name in seen or name not in by_name:
+            continue
+        seen.add(name)
+        todo.append(name.rpartition(".")[0])
+        todo += [imported.module for imported in IMPORTS[by_name[name]] if imported.on_loading]
+    return seen
+
+
+def test_loading_a_torch_free_part_loads_nothing_that_imports_torch():
+    by_name = {name_of(path): path for path in FILES}
+    with_torch = {
+        name
+        for name, path in by_name.items()
+        if any(imported.on_loading and imported.module.split(".")[0] == "torch" for imported in IMPORTS[path])
+    }
+    parts = [name for name in by_name if name.split(".")[1:2] and name.split(".")[1] in TORCH_FREE]
+    assert {name: found for name in parts if (found := sorted(loads(name) & with_torch))} == {}
+
+
+def test_nothing_is_called_utils():
+    names = ("utils", "util", "helpers", "common", "misc")
+    assert [place for place in PLACE.values() if set(place.removesuffix(".py").split("/")) & set(names)] == []
+
+
+def verbs(path: Path, class_name: str) -> set[str]:
+    """Methods of a class that carry @verb."""
+    classes = [node for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.ClassDef)]
+    [found] = [node for node in classes if node.name == class_name]
+    methods = [node for node in found.body if isinstance(node, ast.FunctionDef)]
+    return {method.name for method in methods if any(ast.unparse(mark) == "verb" for mark in method.decorator_list)}
+
+
+def test_ranks_and_worker_have_the_same_verbs():
+    paths = PACKAGE / "controller" / "ranks.py", PACKAGE / "worker" / "worker.py"
+    if missing := [path.relative_to(ROOT).as_posix() for path in paths if not path.exists()]:
+        pytest.skip(f"not written yet: {', '.join(missing)}")
+    told, done = verbs(paths[0], "Ranks"), verbs(paths[1], "Worker")
+    assert told and told == done
