@@ -30,7 +30,7 @@ def _read_jsonl(file: Path) -> list[Row]:
     with file.open(encoding="utf-8-sig") as lines:
         for number, line in enumerate(lines, 1):
             if line.strip():
-                rows.append(_object(_parse(line, file, number), f"{file}, line {number}"))
+                rows.append(_object(_parse(line.rstrip(), file, number), f"{file}, line {number}"))
     return rows
 
 

@@ -1,0 +1,138 @@
+"""Everything that cannot work is said before anything starts."""
+
+from dataclasses import replace
+
+import pytest
+
+from spmd_rl.config.check import _RANGES, check, notes
+from spmd_rl.config.config import ConfigError
+from spmd_rl.config.load import knobs, load_config
+from spmd_rl.config.model_shape import ModelShape
+
+SMOLLM2 = ModelShape(
+    architecture="LlamaForCausalLM",
+    model_type="llama",
+    family="llama",
+    layers=30,
+    hidden=576,
+    heads=9,
+    kv_heads=3,
+    head_dim=64,
+    ffn=1536,
+    vocabulary=49152,
+    tied=True,
+    qkv_bias=False,
+    qk_norm=False,
+    rms_epsilon=1e-5,
+    rope_theta=1e5,
+    rope_scaling=None,
+    max_positions=8192,
+    eos_token_ids=(2,),
+)
+
+
+@pytest.fixture
+def problems(tmp_path):
+    def found(arguments, world_size=2, model=SMOLLM2):
+        argv = ["--model.path", str(tmp_path), "--run.dir", str(tmp_path / "run"), "--run.tensorboard", "False"]
+        return check(load_config([*argv, *arguments.split()]), world_size, model)
+
+    return found
+
+
+def test_the_defaults_have_no_problem(problems):
+    assert problems("") == []
+    assert problems("", world_size=1, model=None) == []
+
+
+@pytest.mark.parametrize(
+    "arguments, knob, met",
+    [
+        ("--parallel.tensor 4", "parallel.tensor x parallel.pipeline = 4 x 1", "does not divide the 6 ranks"),
+        ("--parallel.pipeline 4", "parallel.tensor x parallel.pipeline = 1 x 4", "can be 1, 2, 3 or 6"),
+        ("--rollout.tensor 4", "rollout.tensor = 4", "does not divide the 6 ranks"),
+        ("--parallel.tensor 2", "parallel.tensor = 2", "9 attention heads and 3 key-value heads"),
+        ("--rollout.tensor 2", "rollout.tensor = 2", "it can be 1 or 3 with this model"),
+        ("--train.minibatches 5", "train.minibatches = 5", "does not divide train.prompts_per_step = 32"),
+        ("--train.prompts_per_step 2", "train.prompts_per_step = 2", "there are 6 inference engines"),
+        (
+            "--train.prompts_per_step 6 --train.minibatches 6 --algorithm.samples_per_prompt 4",
+            "train.prompts_per_step = 6",
+            "4 samples for 6 data-parallel ranks",
+        ),
+        ("--train.tokens_per_microbatch 1000", "train.tokens_per_microbatch = 1000", "has 1536 tokens"),
+        ("--algorithm.samples_per_prompt 1", "algorithm.samples_per_prompt = 1", "take 2 or more"),
+        ("--train.min_learning_rate 1", "train.min_learning_rate = 1.0", "lower it"),
+        ("--train.warmup_steps 101", "train.warmup_steps = 101", "lower it"),
+        (
+            "--rollout.max_response_length 8000 --train.tokens_per_microbatch 10000",
+            "data.max_prompt_length + rollout.max_response_length = 1024 + 8000",
+            "has 8192 positions",
+        ),
+        ("--rollout.stop_token_ids 2 49152", "rollout.stop_token_ids = 2 or 49152", "vocabulary of 49152"),
+        ("--rollout.cache_gib 0.01", "rollout.cache_gib = 0.01", "one sample of 1536 tokens takes"),
+        ("--data.source nowhere.jsonl", "data.source = nowhere.jsonl", "no such file"),
+        ("--data.eval_source nowhere.jsonl", "data.eval_source = nowhere.jsonl", "no such file"),
+        ("--data.source " + __file__, "data.source = " + __file__, "read from .jsonl, .json, .csv"),
+        ("--model.reference_path nowhere", "model.reference_path = nowhere", "no such directory"),
+        ("--run.dir " + __file__ + "/run", "run.dir = " + __file__ + "/run", "is a file"),
+        ("--run.dir None --run.name a/b", "run.name = 'a/b'", "plain name"),
+        ("--data.template plain --data.system x", "data.system = 'x'", "set the template to chat"),
+        ("--data.arithmetic.wording {a}+{b}", "data.arithmetic.wording = '{a}+{b}'", "{op}"),
+        ("--data.arithmetic.wording {a", "data.arithmetic.wording = '{a'", "{op}"),
+        ("--data.arithmetic.min_operand 10", "data.arithmetic.max_operand = 9", "raise it"),
+        ("--data.arithmetic.operations", "data.arithmetic.operations is empty", "name some of"),
+        ("--reward.rules", "reward.rules = {}", "every reward would be 0"),
+        ("--reward.rules math_answer nan", "reward.rules", "the weight of math_answer is nan"),
+        ("--train.learning_rate inf", "train.learning_rate = inf", "not a finite number"),
+        ("--rollout.temperature 0", "rollout.temperature = 0.0", "must be above 0"),
+    ],
+)
+def test_a_problem_names_the_setting_what_it_met_and_the_way_out(problems, arguments, knob, met):
+    found = [problem for problem in problems(arguments, world_size=6) if problem.startswith(knob)]
+    assert any(met in problem for problem in found), found
+
+
+def test_all_problems_are_found_at_once(problems):
+    found = problems(
+        "--train.steps 0 --parallel.pipeline 4 --rollout.tensor 2 --rollout.top_p 2 --data.source nowhere.csv"
+    )
+    assert len(found) == 6, found
+
+
+@pytest.mark.parametrize("setting", [name for _, _, names in _RANGES for name in names.split()])
+def test_a_number_far_out_of_its_range_is_refused_without_an_exception(problems, setting):
+    assert setting in knobs()
+    value = "-7" if knobs()[setting] is int else "-7.5"
+    assert any(problem.startswith(f"{setting} = {value}") for problem in problems(f"--{setting} {value}"))
+
+
+def test_ranks_may_share_key_value_heads(problems):
+    model = replace(SMOLLM2, heads=8, kv_heads=2, ffn=1024)
+    assert problems("--parallel.tensor 4 --rollout.tensor 4", 4, model) == []
+    assert len(problems("--parallel.tensor 3", 3, replace(model, heads=9, ffn=999))) == 1
+
+
+def test_evaluating_now_and_then_needs_held_out_problems(problems, tmp_path):
+    source = tmp_path / "train.jsonl"
+    source.write_text("")
+    assert problems("--evaluation.every_steps 5") == []
+    (problem,) = problems(f"--evaluation.every_steps 5 --data.source {source}")
+    assert problem.startswith("evaluation.every_steps = 5: there are no held-out problems")
+
+
+def test_notes_say_what_works_and_is_worth_knowing():
+    def said(*arguments):
+        return [note.split(" ")[0] for note in notes(load_config(["--model.path", "m", *arguments]), 4)]
+
+    assert said() == []
+    assert said("--train.prompts_per_step", "6") == ["train.prompts_per_step"]
+    assert said("--rollout.top_p", "0.9", "--rollout.top_k", "5") == ["rollout.top_p", "rollout.top_k"]
+    assert said("--parallel.pipeline", "4", "--train.prompts_per_step", "4", "--train.minibatches", "4") == [
+        "parallel.pipeline"
+    ]
+
+
+def test_a_config_error_is_a_value_error_that_holds_every_problem():
+    assert str(ConfigError(["a", "b"])) == "a\nb"
+    assert isinstance(ConfigError("a"), ValueError)

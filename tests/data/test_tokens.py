@@ -1,0 +1,92 @@
+"""The door to tokenizers."""
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from spmd_rl.config.config import Config, DataConfig, ModelConfig
+from spmd_rl.data.prompts import load_prompts
+from spmd_rl.data.tokens import decode, encode_all, load_tokenizer, render, render_all
+
+DATA = Path(os.environ.get("SPMD_RL_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    """A tokenizer of bytes that puts <bos> before every text, as Llama's does."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["<bos>", "<|im_start|>", "<|im_end|>"])
+    backend.post_processor = processors.TemplateProcessing("<bos> $A", special_tokens=[("<bos>", 256)])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<bos>", eos_token="<|im_end|>")
+    tokenizer.chat_template = TEMPLATE
+    path = tmp_path_factory.mktemp("tokenizer")
+    tokenizer.save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def tokenizer(directory):
+    return load_tokenizer(str(directory))
+
+
+CHAT = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "1 + 1, ça va?"}]
+
+
+def test_rendering_gives_what_transformers_gives(tokenizer):
+    expected = tokenizer.apply_chat_template(CHAT, tokenize=True, add_generation_prompt=True, return_dict=False)
+    assert render(tokenizer, CHAT) == expected
+    assert render_all(tokenizer, [CHAT, CHAT[1:]]) == [expected, render(tokenizer, CHAT[1:])]
+    assert render_all(tokenizer, []) == []
+
+
+def test_rendering_adds_no_token_that_the_template_does_not_write(tokenizer):
+    assert 256 not in render(tokenizer, CHAT)
+    assert encode_all(tokenizer, ["a"])[0][0] == 256
+
+
+def test_decoding_shows_special_tokens_when_asked(tokenizer):
+    ids = render(tokenizer, CHAT[1:])
+    assert decode(tokenizer, ids) == "user\n1 + 1, ça va?\nassistant\n"
+    assert decode(tokenizer, ids, special=True) == "<|im_start|>user\n1 + 1, ça va?<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_a_directory_without_a_tokenizer_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="there is no tokenizer in it"):
+        load_tokenizer(str(tmp_path))
+
+
+def test_gsm8k_becomes_prompts_within_five_seconds(tokenizer):
+    source = DATA / "gsm8k" / "train.jsonl"
+    if not source.is_file():
+        pytest.skip(f"{source} is not there; set SPMD_RL_TEST_DATA")
+    config = Config(ModelConfig("m"), DataConfig(source=str(source), prompt_column="question"))
+    started = time.process_time()
+    loaded = load_prompts(config, tokenizer, "train")
+    assert time.process_time() - started < 5
+    assert len(loaded.prompts) == 7473
+    first = json.loads(source.open().readline())
+    assert list(loaded.prompts[0].token_ids) == render(tokenizer, [{"role": "user", "content": first["question"]}])
+
+
+def test_dapo_rows_are_read_as_they_are_published(tokenizer):
+    source = DATA / "dapo" / "dapo_exact_16.jsonl"
+    if not source.is_file():
+        pytest.skip(f"{source} is not there; set SPMD_RL_TEST_DATA")
+    data = DataConfig(eval_source=str(source), answer_column="reward_model.ground_truth")
+    loaded = load_prompts(Config(ModelConfig("m"), data), tokenizer, "eval")
+    rows = [json.loads(line) for line in source.open()]
+    assert [prompt.answer for prompt in loaded.prompts] == [row["reward_model"]["ground_truth"] for row in rows]
+    assert loaded.prompts[0].text == rows[0]["prompt"][-1]["content"]
