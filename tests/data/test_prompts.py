@@ -145,7 +145,7 @@ def test_overlong_prompts_are_dropped_with_a_count_or_refused_by_row_and_length(
         (
             "rows.jsonl",
             '{"prompt": "a", "answer": "1"}\n\n{"prompt": \n',
-            "rows.jsonl, line 3, column 12: not valid JSON",
+            "rows.jsonl, line 3, column 11: not valid JSON",
         ),
         ("rows.jsonl", '{"prompt": "a", "answer": "1"}\n[1]\n', "rows.jsonl, line 2: expected an object"),
         ("rows.json", '[{"prompt": "a"},\n{"prompt" "b"}]', "rows.json, line 2, column 11: not valid JSON"),
