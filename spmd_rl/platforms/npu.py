@@ -28,6 +28,38 @@ def _restore_events() -> None:
     torch.cuda.Event = torch.npu.Event
 
 
+def packed_causal_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, ends: list[int], scale: float
+) -> torch.Tensor:
+    """The fused kernel over sequences that lie one after another (TND): [T, heads, d] -> [T, heads, d].
+
+    `ends`: the cumulative ends of the sequences, on the host and without a leading 0.
+    """
+    import torch_npu
+
+    # True is masked; sparse_mode 3 is the causal mask aligned to the last token, in this compressed size.
+    mask = torch.triu(torch.ones(2048, 2048, dtype=torch.bool, device=query.device), diagonal=1)
+    return torch_npu.npu_fusion_attention(
+        query,
+        key,
+        value,
+        query.shape[1],
+        "TND",
+        atten_mask=mask,
+        scale=scale,
+        actual_seq_qlen=ends,
+        actual_seq_kvlen=ends,
+        sparse_mode=3,
+    )[0]
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """The fused norm over the last dimension."""
+    import torch_npu
+
+    return torch_npu.npu_rms_norm(x, weight, epsilon=epsilon)[0]
+
+
 NPU = Platform(
     name="npu",
     device_type="npu",
@@ -50,6 +82,7 @@ NPU = Platform(
     memory_bytes=lambda: torch.npu.memory_reserved(),
     peak_memory_bytes=lambda: torch.npu.max_memory_reserved(),
     reset_peak_memory=lambda: torch.npu.reset_peak_memory_stats(),
+    give_back_memory=lambda: torch.npu.empty_cache(),
     # CPU binding would rebind the threads of the trainer too; eager until graphs were run on the device.
     engine_options={
         "enable_sleep_mode": True,

@@ -26,6 +26,8 @@ class Platform:
     peak_memory_bytes: Callable[[], int]
     """The highest `memory_bytes` since the last reset, or of the process where that is all there is."""
     reset_peak_memory: Callable[[], None]
+    give_back_memory: Callable[[], None]
+    """Return what the allocator keeps for itself, when the device changes hands."""
     engine_options: dict[str, object] = field(default_factory=dict)
     """Options of `vllm.LLM` that only this machine needs."""
     engine_sleeps: bool = True

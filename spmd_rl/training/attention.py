@@ -9,7 +9,7 @@ from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from spmd_rl.training.packing import PackedTokens, Segment
+from spmd_rl.training.packing import PackedTokens, Responses, Segment
 
 
 class PackedAttention(MegatronModule):
@@ -56,8 +56,8 @@ def _segment_attention(
     for segment in segments:
         prompt = slice(segment.start, segment.start + segment.prompt_tokens)
         outputs.append(_causal(query[prompt], key[prompt], value[prompt], scale))
-        if segment.response_tokens:
-            outputs.append(_continue_prompt(query, key, value, segment, scale))
+        if segment.responses is not None:
+            outputs.append(_continue_prompt(query, key, value, segment.responses, scale))
     return torch.cat(outputs)
 
 
@@ -75,65 +75,29 @@ def _causal(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: 
 
 
 def _continue_prompt(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segment: Segment, scale: float
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, responses: Responses, scale: float
 ) -> torch.Tensor:
-    """The responses of one group, as a batch: each sees the whole prompt and its own past."""
-    lengths = segment.response_tokens
-    longest = max(lengths)
-    prompt = slice(segment.start, segment.start + segment.prompt_tokens)
-    rows = slice(prompt.stop, segment.end)
-    if longest == 0:
-        return query[rows]
-    mask = torch.ones(longest, segment.prompt_tokens + longest, dtype=torch.bool, device=query.device).tril(
-        segment.prompt_tokens
-    )
-    key, value = (
-        torch.cat(
-            [
-                tensor[prompt].transpose(0, 1).expand(len(lengths), -1, -1, -1),
-                _batch(tensor[rows], lengths, longest),
-            ],
-            dim=2,
-        )
-        for tensor in (key, value)
-    )
+    """The R responses of one group, as a batch: each sees the whole prompt and its own past -> [their tokens, heads, d]."""
+
+    def batch(tensor: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        return tensor.index_select(0, rows.flatten()).unflatten(0, rows.shape).transpose(1, 2)
+
     out = F.scaled_dot_product_attention(
-        _batch(query[rows], lengths, longest),
-        key,
-        value,
-        attn_mask=mask,
+        batch(query, responses.queries),
+        batch(key, responses.keys),
+        batch(value, responses.keys),
+        attn_mask=responses.mask,
         scale=scale,
         enable_gqa=query.shape[1] != key.shape[1],
     )
-    return torch.cat([out[i, :, :length].transpose(0, 1) for i, length in enumerate(lengths)])
-
-
-def _batch(rows: torch.Tensor, lengths: tuple[int, ...], longest: int) -> torch.Tensor:
-    """Consecutive sequences [sum(lengths), heads, d] -> right-padded [sequences, heads, longest, d]."""
-    parts = rows.split(lengths)
-    padded = [F.pad(part, (0, 0, 0, 0, 0, longest - length)) for part, length in zip(parts, lengths, strict=True)]
-    return torch.stack(padded).transpose(1, 2)
+    return out.transpose(1, 2).flatten(0, 1).index_select(0, responses.real)
 
 
 def _npu_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: tuple[Segment, ...], scale: float
 ) -> torch.Tensor:
-    """The NPU's fused attention in its packed (TND) form; shared prompts are not laid out on NPUs."""
-    import torch_npu
+    """The NPU's fused attention; shared prompts are not laid out on NPUs."""
+    from spmd_rl.platforms.npu import packed_causal_attention
 
-    assert not any(segment.response_tokens for segment in segments)
-    # Cumulative ends without a leading 0, as a host list; sparse_mode 3 is the causal mask aligned to the last token.
-    ends = [segment.end for segment in segments]
-    mask = torch.triu(torch.ones(2048, 2048, dtype=torch.bool, device=query.device), diagonal=1)
-    return torch_npu.npu_fusion_attention(
-        query,
-        key,
-        value,
-        query.shape[1],
-        "TND",
-        atten_mask=mask,
-        scale=scale,
-        actual_seq_qlen=ends,
-        actual_seq_kvlen=ends,
-        sparse_mode=3,
-    )[0]
+    assert not any(segment.responses for segment in segments)
+    return packed_causal_attention(query, key, value, [segment.end for segment in segments], scale)

@@ -39,9 +39,9 @@ class RMSNorm(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if x.device.type == "npu":
-            import torch_npu
+            from spmd_rl.platforms.npu import rms_norm
 
-            return torch_npu.npu_rms_norm(x, self.weight, epsilon=self.eps)[0]
+            return rms_norm(x, self.weight, self.eps)
         return F.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
 
 

@@ -29,17 +29,31 @@ class TrainSample:
 
 
 @dataclass(frozen=True)
+class Responses:
+    """The R responses that continue one prompt of P tokens, as a batch of L, the longest; indices count packed tokens."""
+
+    queries: torch.Tensor
+    """[R, L]; past a response's end any token, whose result is dropped."""
+    keys: torch.Tensor
+    """[R, P + L]: the prompt, then the response."""
+    mask: torch.Tensor
+    """[L, P + L] bool: each token sees the prompt and its own past."""
+    real: torch.Tensor
+    """Positions of the responses' own tokens in the flattened [R * L]."""
+
+
+@dataclass(frozen=True)
 class Segment:
-    """A prompt and the responses that continue it, as offsets into the packed tokens."""
+    """A prompt and the responses that continue it, or (without responses) any sequence, as offsets into the packed tokens."""
 
     start: int
     prompt_tokens: int
-    response_tokens: tuple[int, ...]
-    """Tokens laid down for each response; empty for a sequence that shares nothing (then all of it is the prompt)."""
+    responses: Responses | None = None
 
     @property
     def end(self) -> int:
-        return self.start + self.prompt_tokens + sum(self.response_tokens)
+        """End of a sequence without responses."""
+        return self.start + self.prompt_tokens
 
 
 @dataclass
@@ -105,12 +119,12 @@ def pack(groups: Sequence[Sequence[TrainSample]], multiple: int, share_prompts: 
                 predictors.append(torch.arange(response_start, response_start + len(sample.response) - 1))
                 samples.append(sample)
             if len(sharing) == 1:
-                segments.append(Segment(start, len(prompt) + laid[0], ()))
+                segments.append(Segment(start, len(prompt) + laid[0]))
             else:
-                segments.append(Segment(start, len(prompt), tuple(laid)))
+                segments.append(Segment(start, len(prompt), _responses(start, len(prompt), laid, device)))
     padding = -cursor % multiple if cursor else multiple
     if padding:
-        segments.append(Segment(lay(torch.zeros(padding, dtype=torch.int64), 0), padding, ()))
+        segments.append(Segment(lay(torch.zeros(padding, dtype=torch.int64), 0), padding))
     length = torch.tensor([0, cursor], dtype=torch.int32, device=device)
     return Packed(
         samples=samples,
@@ -132,4 +146,23 @@ def pack(groups: Sequence[Sequence[TrainSample]], multiple: int, share_prompts: 
             positions=torch.cat(positions).to(device),
         ),
         padding_tokens=padding,
+    )
+
+
+def _responses(start: int, prompt: int, lengths: list[int], device: torch.device) -> Responses | None:
+    """Where the responses that follow a prompt lie; None when none has a token that is laid down."""
+    longest = max(lengths)
+    if longest == 0:
+        return None
+    starts = start + prompt + torch.tensor([0, *lengths[:-1]]).cumsum(0)  # [R]
+    ahead = torch.arange(longest)
+    inside = ahead < torch.tensor(lengths)[:, None]  # [R, L]
+    queries = (starts[:, None] + ahead).where(inside, torch.tensor(start))
+    prompts = torch.arange(start, start + prompt).expand(len(lengths), -1)
+    mask = torch.ones(longest, prompt + longest, dtype=torch.bool).tril(prompt)
+    return Responses(
+        queries.to(device),
+        torch.cat((prompts, queries), dim=1).to(device),
+        mask.to(device),
+        inside.flatten().nonzero()[:, 0].to(device),
     )

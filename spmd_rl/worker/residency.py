@@ -1,5 +1,6 @@
 """Who holds the device: the trainer or the engine, never both in full; and the refresh between them."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from spmd_rl.distributed.layout import RolloutLayout, TrainLayout
@@ -22,6 +23,7 @@ class Residency:
     world: World
     train_layout: TrainLayout
     rollout_layout: RolloutLayout
+    give_back_memory: Callable[[], None]
 
     def __post_init__(self) -> None:
         shape, rank, ranks = self.trainer.shape, self.world.rank, range(self.world.size)
@@ -30,6 +32,7 @@ class Residency:
         self.mover = Mover(
             plan(sources, destinations, rank, self.world.ranks_per_node), sources[rank], control=self.world.payload
         )
+        self.destination = destinations[rank]
         boxes = common_boxes([*sources, *destinations])
         self.trained = Checksums(sources[rank], boxes, "training")
         self.rolled_out = Checksums(destinations[rank], boxes, "rollout")
@@ -40,12 +43,13 @@ class Residency:
         Raises RuntimeError that names tensor, slice, parameter and rank where the engine holds something else.
         """
         self.trainer.gradients.release()
+        self.give_back_memory()
         self.engine.wake_weights()
         policy, engine = self.trainer.parameters(), self.engine.parameters()
         traffic = self.mover.run(policy, engine)
         self.trained.update_all(policy)
         self.rolled_out.update_all(engine)
-        verify([self.trained, self.rolled_out], self.world.rank, self.world.size, self.world.payload)
+        verify([self.trained, self.rolled_out], self.world.size, self.world.payload)
         self.trainer.release()
         self.engine.wake_cache()
         return traffic
@@ -53,4 +57,5 @@ class Residency:
     def to_training(self) -> None:
         """Give the device back to the trainer; the engine's weights and cache are dropped."""
         self.engine.sleep()
+        self.give_back_memory()
         self.trainer.restore()

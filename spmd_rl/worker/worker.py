@@ -71,7 +71,9 @@ class Worker:
             config.model.trust_remote_code,
         )
         self.engine.sleep()
-        self.residency = Residency(self.trainer, self.engine, world, self.train_layout, self.rollout_layout)
+        self.residency = Residency(
+            self.trainer, self.engine, world, self.train_layout, self.rollout_layout, platform.give_back_memory
+        )
         self.store = SampleStore()
         self.packs: list[list[Packed]] = []
         self.peaks: dict[str, int] = {}

@@ -1,0 +1,91 @@
+"""One rank of tests/spmd/test_whole.py: the whole stack of a rank, told by rank 0 as the loop tells it."""
+
+import dataclasses
+import hashlib
+import os
+
+from spmd.ranks import arguments, report
+
+
+def main() -> None:
+    given = arguments()
+    from spmd_rl.config.load import load_config
+    from spmd_rl.config.model_shape import read_model_shape
+    from spmd_rl.controller.planner import plan_microbatches
+    from spmd_rl.controller.ranks import Ranks
+    from spmd_rl.platforms.platform import current
+    from spmd_rl.program import _read_prompts, _start_graders
+
+    platform = current("cpu")
+    for name, value in platform.environment.items():
+        os.environ.setdefault(name, value)
+    from spmd_rl.patches import megatron_core, vllm
+    from spmd_rl.patches.patch import apply_all
+
+    apply_all(megatron_core.PATCHES + vllm.PATCHES, "cpu")
+    config = load_config(given["config"])
+    loaded = _read_prompts(config)
+    from spmd_rl.distributed import world as worlds
+    from spmd_rl.distributed.commands import Commands
+    from spmd_rl.worker.worker import Worker
+
+    world = worlds.start(platform, 600)
+    shape = read_model_shape(config.model.path)
+    worker = Worker(config, shape, platform, world, loaded.prompts, loaded.tokenizer, _start_graders(config))
+    commands = Commands(world, 300)
+    found: dict = {"rounds": []}
+    if world.rank:
+        worker.serve(commands)
+    else:
+        ranks = Ranks(commands, worker)
+        rows = list(range(config.train.prompts_per_step))
+        for step in range(given["rounds"]):
+            one: dict = {}
+            one["moved"] = ranks.to_rollout()
+            samples, _ = ranks.generate("train", rows, step, config.algorithm.samples_per_prompt, greedy=False)
+            one["tokens"] = {
+                sample: made.response.tolist() for sample, made in sorted(worker.store.made.items())
+            }
+            ranks.to_training()
+            ranks.rewards()
+            one["tickets"] = [dataclasses.asdict(sample) for sample in samples]
+            texts = ranks.conversations([sample.id for sample in samples])
+            one["responses"] = [text["response"] for text in texts]
+            plan = plan_microbatches(
+                samples,
+                config.parallel.data(world.size),
+                config.train.minibatches,
+                config.train.tokens_per_microbatch,
+                True,
+            )
+            ranks.exchange(plan)
+            total = sum(sample.response_tokens for sample in samples)
+            minibatch = plan.minibatches[0]
+            advantages = [(-1.0) ** i for i in minibatch.ids]
+            one["learned"] = ranks.learn(
+                0, minibatch.ids, advantages, [1.0 / total] * len(minibatch.ids), config.train.learning_rate
+            )
+            ranks.forget()
+            found["rounds"].append(one)
+        ranks.export_hf(given["export"])
+        ranks.to_rollout()
+        greedy, _ = ranks.generate("eval", list(range(4)), 0, 1, greedy=True)
+        found["greedy"] = {sample: made.response.tolist() for sample, made in sorted(worker.store.made.items())}
+        found["prompts"] = {i: list(loaded.prompts["eval"][i].token_ids) for i in range(4)}
+        ranks.to_training()
+        ranks.rewards()
+        ranks.stop()
+    found["engine"] = {name: list(tensor.shape) for name, tensor in worker.engine.parameters().items()}
+    found["shard"] = {name: list(shape) for name, shape in worker.residency.destination.params.items()}
+    found["weights"] = hashlib.sha256(
+        b"".join(tensor.numpy().tobytes() for _, tensor in sorted(worker.trainer.parameters().items()))
+    ).hexdigest()
+    report(world.rank, found)
+    import torch.distributed as dist
+
+    dist.barrier(group=world.control)
+    worker.close()
+
+
+if __name__ == "__main__":
+    main()
