@@ -50,7 +50,9 @@ def run_grpo(config: Config, ranks: Ranks, story: Story, log: RunLog) -> None:
                 )
             with timed("exchange"):  # one all-to-all of tokens, never through rank 0
                 log.add_all(ranks.exchange(plan))
-            if len(plan.minibatches) > 1:  # the later ones are off-policy: their ratio needs the policy before the first
+            if (
+                len(plan.minibatches) > 1
+            ):  # the later ones are off-policy: their ratio needs the policy before the first
                 with timed("old_log_p"):
                     ranks.score("policy")
             if algorithm.kl_coefficient > 0:

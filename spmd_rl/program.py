@@ -53,6 +53,7 @@ def _quieten() -> None:
     """Leave out what the libraries say to their own developers; SPMD_RL_VERBOSE=1 shows it."""
     if os.environ.get("SPMD_RL_VERBOSE"):
         return
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # read when torch is imported, which is later
     warnings.filterwarnings("ignore", module=r"(torch|megatron|vllm|transformers)\b")
     for name in ("torch._library.triton", "torch.distributed.distributed_c10d", "transformers", "megatron"):
         logging.getLogger(name).setLevel(logging.ERROR)
@@ -187,7 +188,9 @@ def _exit_on_signals() -> None:
         received = signal.sigwait(signals)
         if rank_from_environment() == 0:
             # Show the cursor again, which a live progress display hides.
-            sys.stderr.write(("\x1b[?25h" if sys.stderr.isatty() else "") + f"\nended by {signal.Signals(received).name}\n")
+            sys.stderr.write(
+                ("\x1b[?25h" if sys.stderr.isatty() else "") + f"\nended by {signal.Signals(received).name}\n"
+            )
             sys.stderr.flush()
         os._exit(128 + received)
 

@@ -1,6 +1,7 @@
 """What all tests share: tiny random models, made once."""
 
 import pytest
+
 from tiny_models import make_tiny
 from tiny_tokenizer import make_tokenizer
 

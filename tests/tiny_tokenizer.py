@@ -10,7 +10,7 @@ CHAT_TEMPLATE = (
 
 
 def make_tokenizer(directory: str | Path, vocabulary: int = 515) -> None:
-    """Write tokenizer files into a model directory: three special tokens, 256 bytes, and words that no text contains."""
+    """Write tokenizer files into a directory: three special tokens, 256 bytes, and words that no text contains."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -20,7 +20,10 @@ def make_tokenizer(directory: str | Path, vocabulary: int = 515) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     wrapped = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>", additional_special_tokens=[*SPECIAL]
+        tokenizer_object=tokenizer,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        additional_special_tokens=[*SPECIAL],
     )
     wrapped.chat_template = CHAT_TEMPLATE
     wrapped.save_pretrained(directory)

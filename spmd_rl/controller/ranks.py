@@ -8,7 +8,6 @@ from spmd_rl.controller.planner import Plan
 from spmd_rl.data.tickets import Scored, Ticket
 from spmd_rl.distributed.commands import Commands, verb
 
-
 PHASES = {
     "to_rollout": "reshard_to_infer",
     "generate": "rollout",

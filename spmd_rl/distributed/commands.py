@@ -16,7 +16,7 @@ from spmd_rl.distributed.world import World
 
 
 def verb(method: Any) -> Any:
-    """Marks a collective act: a method of Ranks (rank 0 tells it) and of Worker (every rank does it), of the same name."""
+    """Marks a collective act: a method of Ranks (rank 0 tells it) and of Worker (every rank does it)."""
     method.is_verb = True
     return method
 
@@ -51,7 +51,7 @@ class Commands:
             names = ", ".join(str(rank) for rank in missing)
             raise MissingRanks(
                 f"rank {names} did not arrive at verb '{verb}' within {self.timeout_seconds:g} s "
-                f"(run.control_timeout_seconds): the last verb it was given may still run there, or the process is stopped"
+                f"(run.control_timeout_seconds): its last verb may still run there, or the process is stopped"
             )
         for header, body, _keep in sends:
             header.wait()
@@ -105,4 +105,3 @@ def _finished_by(work: dist.Work, deadline: float) -> bool:
     except RuntimeError:
         return False
     return True
-

@@ -53,15 +53,16 @@ def start(platform: Platform, collective_timeout_seconds: float) -> World:
         dist.init_process_group(platform.backend, timeout=timedelta(seconds=collective_timeout_seconds))
     except dist.DistNetworkError as error:
         raise ValueError(
-            f"MASTER_ADDR:MASTER_PORT = {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}: the ranks could not meet there "
-            f"({str(error).splitlines()[0]}); give torchrun another --master_port, or --standalone on one node"
+            f"MASTER_ADDR:MASTER_PORT = {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}: "
+            f"the ranks could not meet there ({str(error).splitlines()[0]}); "
+            "give torchrun another --master_port, or --standalone on one node"
         ) from error
     return World(
         rank=dist.get_rank(),
         size=dist.get_world_size(),
         local_rank=local_rank_from_environment(),
         ranks_per_node=int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size())),
-        # A rank may wait long for the next verb (torchrun ends it when rank 0 dies); commands.py keeps the deadlines itself.
+        # A rank may wait long for the next verb (torchrun ends it when rank 0 dies); commands.py keeps the deadlines.
         control=dist.new_group(backend="gloo", timeout=timedelta(days=30)),
         payload=dist.new_group(backend="gloo", timeout=timedelta(seconds=collective_timeout_seconds)),
     )

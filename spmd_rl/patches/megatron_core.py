@@ -22,7 +22,9 @@ def _type_of_cuda(original: Any) -> Any:
     def tensor_type(self: torch.Tensor, dtype: Any = None, *args: Any, **options: Any) -> Any:
         if dtype is None:
             return original(self).replace("torch.", "torch.cuda.", 1)
-        return original(self, dtype.replace("torch.cuda.", "torch.") if isinstance(dtype, str) else dtype, *args, **options)
+        return original(
+            self, dtype.replace("torch.cuda.", "torch.") if isinstance(dtype, str) else dtype, *args, **options
+        )
 
     return tensor_type
 

@@ -99,7 +99,9 @@ def unmet_versions(patches: Iterable[Patch]) -> list[str]:
         try:
             installed = importlib.metadata.version(patch.package)
         except importlib.metadata.PackageNotFoundError:
-            problems.setdefault(patch.package, f"{patch.package} is not installed; bash launch/setup_env.sh installs it")
+            problems.setdefault(
+                patch.package, f"{patch.package} is not installed; bash launch/setup_env.sh installs it"
+            )
             continue
         if not SpecifierSet(patch.versions).contains(installed, prereleases=True):
             problems.setdefault(

@@ -24,7 +24,7 @@ def _claim(local_rank: int) -> None:
 
 
 def _restore_events() -> None:
-    """vllm-ascend leaves a placeholder in `torch.cuda.Event`, without `elapsed_time`: Megatron's timers need the real one."""
+    """vllm-ascend leaves a placeholder in `torch.cuda.Event`; Megatron's timers need the real one's `elapsed_time`."""
     torch.cuda.Event = torch.npu.Event
 
 

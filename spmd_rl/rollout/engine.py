@@ -121,7 +121,11 @@ class Engine:
                 storage.resize_(self._storage_bytes[storage._cdata])
 
     def generate(
-        self, requests: Iterable[Request], sampling: Sampling, finished: Callable[[Completion], None], between: Callable[[], None]
+        self,
+        requests: Iterable[Request],
+        sampling: Sampling,
+        finished: Callable[[Completion], None],
+        between: Callable[[], None],
     ) -> int:
         """Run all requests through the engine's step loop.
 

@@ -77,7 +77,7 @@ def _causal(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: 
 def _continue_prompt(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, responses: Responses, scale: float
 ) -> torch.Tensor:
-    """The R responses of one group, as a batch: each sees the whole prompt and its own past -> [their tokens, heads, d]."""
+    """The R responses of one group, as a batch: each sees the prompt and its own past -> [their tokens, heads, d]."""
 
     def batch(tensor: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         return tensor.index_select(0, rows.flatten()).unflatten(0, rows.shape).transpose(1, 2)

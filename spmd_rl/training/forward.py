@@ -28,8 +28,8 @@ def run_passes(
 ) -> None:
     """One pass over all micro-batches; `use` sees each one's log-probabilities on the last pipeline stage.
 
-    `model` is what the schedule drives (the policy, or the policy wrapped for gradients). With `backward`, the gradients
-    of the sum of what `use` returns, over all ranks, are left in the model's gradient buffers.
+    `model` is what the schedule drives (the policy, or the policy wrapped for gradients). With `backward`, the
+    gradients of the sum of what `use` returns, over all ranks, are left in the model's gradient buffers.
     """
     rows = policy.vocab_size // place.tensor_size
     first_row = place.tensor_rank * rows

@@ -156,7 +156,9 @@ def build_model(shape: ModelShape, config: TransformerConfig) -> PolicyModel:
             ),
             self_attn_bda=get_bias_dropout_add,
             pre_mlp_layernorm=RMSNorm,
-            mlp=ModuleSpec(MLP, submodules=MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)),
+            mlp=ModuleSpec(
+                MLP, submodules=MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
+            ),
             mlp_bda=get_bias_dropout_add,
         ),
     )
@@ -206,7 +208,9 @@ def inverse_frequencies(shape: ModelShape) -> torch.Tensor:
     if kind == "linear":
         return inverse / scaling["factor"]
     if kind != "llama3":
-        raise ValueError(f"model.path: rope scaling '{kind}' in config.json is not supported; default, linear and llama3 are")
+        raise ValueError(
+            f"model.path: rope scaling '{kind}' in config.json is not supported; default, linear and llama3 are"
+        )
     factor, low, high = scaling["factor"], scaling["low_freq_factor"], scaling["high_freq_factor"]
     original = scaling["original_max_position_embeddings"]
     wavelength = 2 * math.pi / inverse

@@ -14,7 +14,9 @@ def wrap_for_gradients(policy: PolicyModel) -> DistributedDataParallel:
     policy.config.finalize_model_grads_func = _sum_gradients
     return DistributedDataParallel(
         policy.config,
-        DistributedDataParallelConfig(use_distributed_optimizer=True, grad_reduce_in_fp32=True, overlap_grad_reduce=False),
+        DistributedDataParallelConfig(
+            use_distributed_optimizer=True, grad_reduce_in_fp32=True, overlap_grad_reduce=False
+        ),
         policy,
     )
 
@@ -52,7 +54,7 @@ class PolicyOptimizer:
         self.optimizer.zero_grad()
 
     def step(self, learning_rate: float) -> tuple[bool, float]:
-        """One update at this learning rate. Returns whether it was made (not on inf or nan) and the norm before clipping."""
+        """One update at this learning rate. Returns whether it was made (not on inf, nan) and the norm unclipped."""
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate * group.get("lr_mult", 1.0)
         made, norm, _zeros = self.optimizer.step()

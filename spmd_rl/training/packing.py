@@ -30,7 +30,7 @@ class TrainSample:
 
 @dataclass(frozen=True)
 class Responses:
-    """The R responses that continue one prompt of P tokens, as a batch of L, the longest; indices count packed tokens."""
+    """R responses that continue one prompt of P tokens, as a batch of length L; indices count packed tokens."""
 
     queries: torch.Tensor
     """[R, L]; past a response's end any token, whose result is dropped."""
@@ -44,7 +44,7 @@ class Responses:
 
 @dataclass(frozen=True)
 class Segment:
-    """A prompt and the responses that continue it, or (without responses) any sequence, as offsets into the packed tokens."""
+    """A prompt and the responses that continue it, or (without responses) any one sequence."""
 
     start: int
     prompt_tokens: int

@@ -35,7 +35,7 @@ class Place:
 
 
 def start_parallel(tensor: int, pipeline: int, seed: int) -> Place:
-    """Make Megatron's process groups; the ranks of a tensor group are neighbours, pipeline stages are farthest apart."""
+    """Make Megatron's process groups; tensor groups are neighbours, pipeline stages farthest apart."""
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=tensor, pipeline_model_parallel_size=pipeline, create_gloo_process_groups=False
     )

@@ -85,7 +85,9 @@ class Trainer:
         multiple = self.place.tensor_size if self.policy.config.sequence_parallel else 1
         return [pack(groups, multiple, share_prompts, self.device) for groups in microbatches]
 
-    def _run(self, model: torch.nn.Module, policy: PolicyModel, packs: list[Packed], use: Callable, backward: bool) -> None:
+    def _run(
+        self, model: torch.nn.Module, policy: PolicyModel, packs: list[Packed], use: Callable, backward: bool
+    ) -> None:
         run_passes(
             model,
             policy,

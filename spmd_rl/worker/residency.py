@@ -7,8 +7,8 @@ from spmd_rl.distributed.layout import RolloutLayout, TrainLayout
 from spmd_rl.distributed.world import World
 from spmd_rl.rollout.engine import Engine
 from spmd_rl.training.trainer import Trainer
-from spmd_rl.weights.families import megatron_shard, vllm_shard
 from spmd_rl.weights.checksum import Checksums, verify
+from spmd_rl.weights.families import megatron_shard, vllm_shard
 from spmd_rl.weights.layout import common_boxes
 from spmd_rl.weights.move import Mover, Traffic
 from spmd_rl.weights.plan import plan

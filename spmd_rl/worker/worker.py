@@ -289,4 +289,3 @@ class Worker:
     @verb
     def stop(self) -> None:
         self.done = True
-

@@ -21,7 +21,16 @@ def run_ranks(module: str, ranks: int, arguments: dict, timeout_seconds: float =
             "VLLM_LOGGING_LEVEL": "ERROR",
             "PYTHONWARNINGS": "ignore",
         }
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks), "-m", module]
+        command = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc_per_node",
+            str(ranks),
+            "-m",
+            module,
+        ]
         done = subprocess.run(
             command, env=environment, cwd=ROOT, timeout=timeout_seconds, capture_output=True, text=True, check=False
         )

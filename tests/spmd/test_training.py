@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+
 from spmd.ranks import run_ranks
 
 ALGORITHM = {"kl_coefficient": 0.1, "entropy_coefficient": 0.01}
@@ -17,7 +18,13 @@ LAYOUTS = {
     4: [(4, 1, True), (2, 2, True), (2, 2, False), (2, 1, True), (1, 2, True), (1, 4, True), (1, 1, True)],
 }
 # (shared prompts, tokens of a micro-batch, other settings of the case), on one rank
-PACKINGS = [(True, 4096, {}), (False, 4096, {}), (True, 40, {}), (False, 40, {}), (True, 4096, {"chunk": 1000, "recompute": True})]
+PACKINGS = [
+    (True, 4096, {}),
+    (False, 4096, {}),
+    (True, 40, {}),
+    (False, 40, {}),
+    (True, 4096, {"chunk": 1000, "recompute": True}),
+]
 
 
 def case(directory, tensor=1, pipeline=1, sequence=True, share=True, budget=BUDGET, **others):
@@ -47,9 +54,9 @@ def merged(reports: list[dict], index: int) -> SimpleNamespace:
 @pytest.fixture(scope="module")
 def huggingface(tiny_models):
     """What transformers computes for the same samples: log-probabilities, loss and the norm of its gradient."""
-    from spmd.samples import advantages_of, make_samples, perturb
     from transformers import AutoModelForCausalLM
 
+    from spmd.samples import advantages_of, make_samples, perturb
     from spmd_rl.algorithms.policy_loss import token_loss
     from spmd_rl.config.config import AlgorithmConfig
 

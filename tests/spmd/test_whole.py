@@ -3,6 +3,7 @@ refresh leaves vLLM with exactly the policy's weights."""
 
 import pytest
 import torch
+
 from spmd.ranks import run_ranks
 
 ROUNDS = 2

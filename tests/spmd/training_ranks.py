@@ -20,8 +20,8 @@ def main() -> None:
     apply_all(megatron_core.PATCHES, "cpu")
     import torch
     from megatron.core import parallel_state
-    from spmd.samples import advantages_of, make_samples, perturb
 
+    from spmd.samples import advantages_of, make_samples, perturb
     from spmd_rl.controller.planner import plan_microbatches
     from spmd_rl.distributed import world as worlds
     from spmd_rl.distributed.layout import TrainLayout
@@ -53,7 +53,11 @@ def main() -> None:
         layout = TrainLayout(case["tensor"], case["pipeline"], config.parallel.data(world.size))
         shard = megatron_shard(shape, layout, world.rank)
         trainer = Trainer(
-            config, shape, place, torch.device("cpu"), lambda p, path, shard=shard, shape=shape: load_shard(path, shard, p, shape)
+            config,
+            shape,
+            place,
+            torch.device("cpu"),
+            lambda p, path, shard=shard, shape=shape: load_shard(path, shard, p, shape),
         )
         samples, tickets = make_samples(shape.vocabulary)
         advantages = advantages_of(samples)

