@@ -21,7 +21,8 @@ def run_grpo(config: Config, ranks: Ranks, story: Story, log: RunLog) -> None:
     order = PromptOrder(story.train_prompts, config.run.seed, config.data.shuffle)
     for step in range(train.steps):
         if step == 0 and config.evaluation.before or step and due(step, config.evaluation.every_steps):
-            log.evaluation(step, evaluate(ranks, story.eval_prompts, story.benchmark, step))
+            with log.timed("evaluation"):
+                log.evaluation(step, evaluate(ranks, story.eval_prompts, story.benchmark, step))
         with log.step(step + 1) as timed:
             with timed("reshard_to_infer"):  # vLLM gets the policy's weights, and the device
                 log.add_all(ranks.to_rollout())
@@ -72,9 +73,11 @@ def run_grpo(config: Config, ranks: Ranks, story: Story, log: RunLog) -> None:
             log.add_all(ranks.memory())
             ranks.forget()
     if config.evaluation.after:
-        log.evaluation(train.steps, evaluate(ranks, story.eval_prompts, story.benchmark, train.steps))
+        with log.timed("evaluation"):
+            log.evaluation(train.steps, evaluate(ranks, story.eval_prompts, story.benchmark, train.steps))
     if config.run.export_hf:
-        ranks.export_hf(str(story.run_dir / "hf"))
+        with log.timed("export"):
+            ranks.export_hf(str(story.run_dir / "hf"))
 
 
 def due(step: int, every: int) -> bool:

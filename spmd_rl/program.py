@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from spmd_rl.config.check import check
+from spmd_rl.config.check import check, notes
 from spmd_rl.config.config import Config
 from spmd_rl.config.load import dump, load_config
 from spmd_rl.config.model_shape import ModelShape, read_model_shape
-from spmd_rl.distributed.world import rank_from_environment, size_from_environment
+from spmd_rl.controller.run_log import RunLog, require_wandb_key
+from spmd_rl.distributed.environment import rank_from_environment, size_from_environment
 
 USER_ERROR = 2
 
@@ -69,6 +70,8 @@ def configure(arguments: list[str]) -> tuple[Config, ModelShape]:
     problems = check(config, size_from_environment(), shape)
     if problems:
         raise ValueError("\n".join(problems))
+    if config.run.wandb == "online":
+        require_wandb_key()
     return config, shape
 
 
@@ -94,7 +97,8 @@ def run(config: Config, shape: ModelShape, tell: Tell) -> None:
     from spmd_rl.distributed.commands import Commands
     from spmd_rl.worker.worker import Worker
 
-    log = _start_log(config, world.size, applied, loaded.notes) if world.rank == 0 else None
+    lines = applied + loaded.notes + notes(config, world.size)
+    log = _start_log(config, world.size, lines) if world.rank == 0 else None
     try:
         worker = Worker(config, shape, platform, world, loaded.prompts, loaded.tokenizer, pool)
     except ValueError as error:
@@ -152,12 +156,10 @@ def _start_graders(config: Config) -> Any:
     return GraderPool(config.reward.rules, config.reward.workers, config.reward.timeout_seconds)
 
 
-def _start_log(config: Config, world_size: int, applied: list[str], notes: list[str]) -> Any:
-    from spmd_rl.controller.run_log import RunLog
-
+def _start_log(config: Config, world_size: int, lines: list[str]) -> RunLog:
     log = RunLog(config, Path(config.run.dir or f"runs/{config.run.name}"), world_size)
     (log.run_dir / "config.yaml").write_text(dump(config))
-    for line in applied + notes:
+    for line in lines:
         log.note(line)
     return log
 

@@ -6,16 +6,25 @@ from typing import Any, Protocol
 
 from spmd_rl.controller.planner import Plan
 from spmd_rl.data.tickets import Scored, Ticket
-from spmd_rl.distributed.commands import Commands, verb
+from spmd_rl.distributed.verb import verb
 
 PHASES = {
+    "start": "start",
     "to_rollout": "reshard_to_infer",
     "generate": "rollout",
     "to_training": "reshard_to_train",
     "score": "old_log_p",
     "learn": "update",
 }
-"""What a verb's memory is called in the metrics."""
+"""What a verb's memory is called in the metrics; `start` is all that comes before the first verb."""
+
+
+class Line(Protocol):
+    """Rank 0's end of the control group: distributed.commands.Commands."""
+
+    def send(self, verb: str, arguments: dict[str, Any]) -> None: ...
+
+    def collect(self, own: Any) -> list[Any]: ...
 
 
 class Doer(Protocol):
@@ -27,7 +36,7 @@ class Doer(Protocol):
 class Ranks:
     """All ranks, rank 0 included: each method is one collective act."""
 
-    def __init__(self, commands: Commands, worker: Doer):
+    def __init__(self, commands: Line, worker: Doer):
         self.commands = commands
         self.worker = worker
 
@@ -159,11 +168,9 @@ class Ranks:
     def memory(self) -> dict[str, float]:
         """The peak of the hungriest rank in each phase since the last time, in bytes."""
         answers = self._all("memory")
-        return {
-            f"memory/{phase}/peak_bytes": max(answer[name] for answer in answers)
-            for name, phase in PHASES.items()
-            if name in answers[0]
-        }
+        peaks = {name: max(answer[name] for answer in answers) for name in answers[0]}
+        by_phase = {f"memory/{phase}/peak_bytes": peaks[name] for name, phase in PHASES.items() if name in peaks}
+        return by_phase | {"memory/peak_bytes": max(peaks.values())}
 
     @verb
     def stop(self) -> None:

@@ -15,12 +15,6 @@ import torch.distributed as dist
 from spmd_rl.distributed.world import World
 
 
-def verb(method: Any) -> Any:
-    """Marks a collective act: a method of Ranks (rank 0 tells it) and of Worker (every rank does it)."""
-    method.is_verb = True
-    return method
-
-
 class MissingRanks(RuntimeError):
     """Ranks that did not arrive at a verb in time."""
 

@@ -6,6 +6,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
+from spmd_rl.distributed.environment import local_rank_from_environment
 from spmd_rl.platforms.platform import Platform
 
 
@@ -21,21 +22,6 @@ class World:
     """Gloo, of its own: verbs and answers travel here, whatever the device is busy with."""
     payload: dist.ProcessGroup
     """Gloo: samples, which live on the host, from rank to rank."""
-
-
-def size_from_environment() -> int:
-    """How many ranks torchrun started; 1 without torchrun."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def rank_from_environment() -> int:
-    """This process's rank; 0 without torchrun."""
-    return int(os.environ.get("RANK", "0"))
-
-
-def local_rank_from_environment() -> int:
-    """This process's place on its node; 0 without torchrun."""
-    return int(os.environ.get("LOCAL_RANK", "0"))
 
 
 def start(platform: Platform, collective_timeout_seconds: float) -> World:

@@ -13,9 +13,10 @@ from spmd_rl.data.prompts import Prompt
 from spmd_rl.data.seeds import sample_seed
 from spmd_rl.data.tickets import Ticket
 from spmd_rl.data.tokens import decode
-from spmd_rl.distributed.commands import Commands, verb
+from spmd_rl.distributed.commands import Commands
 from spmd_rl.distributed.exchange import exchange
 from spmd_rl.distributed.layout import RolloutLayout, TrainLayout
+from spmd_rl.distributed.verb import verb
 from spmd_rl.distributed.world import World
 from spmd_rl.platforms.platform import Platform
 from spmd_rl.rewards.grade import RewardSample
@@ -76,7 +77,7 @@ class Worker:
         )
         self.store = SampleStore()
         self.packs: list[list[Packed]] = []
-        self.peaks: dict[str, int] = {}
+        self.peaks = {"start": platform.peak_memory_bytes()}
         self.graded_seconds = 0.0
         self.done = False
 

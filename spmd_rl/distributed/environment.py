@@ -1,0 +1,18 @@
+"""What torchrun tells a process, readable before torch is imported."""
+
+import os
+
+
+def size_from_environment() -> int:
+    """How many ranks torchrun started; 1 without torchrun."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def rank_from_environment() -> int:
+    """This process's rank; 0 without torchrun."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def local_rank_from_environment() -> int:
+    """This process's place on its node; 0 without torchrun."""
+    return int(os.environ.get("LOCAL_RANK", "0"))

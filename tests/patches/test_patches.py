@@ -1,0 +1,89 @@
+"""Patches: applied where they say, refused outside their versions, without effect on anybody else in the process."""
+
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+
+from spmd_rl.patches import megatron_core, vllm
+from spmd_rl.patches.patch import Patch, apply_all, unmet_versions
+
+ALL = megatron_core.PATCHES + vllm.PATCHES
+
+
+def test_every_installed_version_is_in_the_range_of_its_patches():
+    assert unmet_versions([patch for patch in ALL if "cpu" in patch.platforms]) == []
+
+
+@pytest.mark.parametrize("patch", ALL, ids=lambda patch: patch.target)
+def test_every_record_says_why_where_and_until_when(patch):
+    assert len(patch.reason) > 20 and patch.upstream.startswith("https://") and len(patch.until) > 20
+    assert set(patch.platforms) <= {"cpu", "cuda", "npu"}
+    assert ":" in patch.target
+
+
+def test_another_version_is_refused_with_the_reason_and_the_way_out():
+    moved_on = dataclasses.replace(megatron_core.PATCHES[0], versions=">=99")
+    with pytest.raises(ValueError) as refused:
+        apply_all([moved_on], "cpu")
+    text = str(refused.value)
+    assert "megatron-core 0.16" in text and ">=99" in text
+    assert moved_on.reason in text and "setup_env.sh" in text and moved_on.until in text
+
+
+def test_a_package_that_is_not_installed_is_named():
+    absent = dataclasses.replace(megatron_core.PATCHES[0], package="no-such-package")
+    assert unmet_versions([absent]) == [
+        "no-such-package is not installed; bash launch/setup_env.sh installs it",
+    ]
+
+
+def test_patches_of_other_platforms_are_not_applied():
+    broken = Patch("no-such-package", ">=1", "json:dumps", ("npu",), "r", "u", "t", make=lambda original: None)
+    assert apply_all([broken], "cpu") == []
+
+
+PROBE = """
+import sys
+sys.path[:0] = {paths!r}
+import torch
+real_empty, real_available = torch.empty, torch.cuda.is_available
+from spmd_rl.patches import megatron_core
+from spmd_rl.patches.patch import apply_all
+lines = apply_all(megatron_core.PATCHES, "cpu")
+assert len(lines) == len(megatron_core.PATCHES), lines
+import megatron.core.tensor_parallel.layers as layers
+import megatron.core.fusions.fused_bias_swiglu as fused
+# Megatron sees a host, everybody else sees torch
+assert layers.torch is not torch and layers.torch.cuda.current_device() == torch.device("cpu")
+assert torch.empty is real_empty and torch.cuda.is_available is real_available
+assert layers.torch.empty(2, device="cuda").device.type == "cpu"
+# a module that is imported later is patched too
+import megatron.core.models.gpt.gpt_model as gpt
+assert gpt.torch is layers.torch
+assert not type(fused.swiglu).__name__.startswith("OptimizedModule"), type(fused.swiglu)
+# with torch.device("meta") still reaches torch's own factories: a wrapped one gives transformers garbage rotary tables
+with torch.device("meta"):
+    assert torch.empty(3).is_meta and torch.arange(4).is_meta
+from transformers import AutoModelForCausalLM
+model = AutoModelForCausalLM.from_pretrained({model!r}, dtype=torch.float32)
+with torch.no_grad():
+    print("LOGITS", model(torch.arange(3, 20)[None]).logits.double().abs().sum().item())
+"""
+
+
+def test_megatron_sees_a_host_and_transformers_sees_nothing_of_it(tiny_models):
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from spmd.ranks import ROOT
+
+    probe = PROBE.format(paths=[str(ROOT)], model=tiny_models["llama"])
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", probe], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = float(done.stdout.split("LOGITS")[1])
+    model = AutoModelForCausalLM.from_pretrained(tiny_models["llama"], dtype=torch.float32)
+    with torch.no_grad():
+        expected = model(torch.arange(3, 20)[None]).logits.double().abs().sum().item()
+    assert found == pytest.approx(expected, rel=1e-6)
