@@ -70,7 +70,7 @@ def run_grpo(config: Config, ranks: Ranks, story: Story, log: RunLog) -> None:
             log.add_all({"grpo/lr": rate} | rollout | grading | sample_metrics(samples, scored, config))
             log.add_all(group_fractions(groups, rewards, correct, algorithm.drop_uniform_groups))
             log.samples(step + 1, conversations(ranks, samples, scored, config.run.samples_logged))
-            log.add_all(ranks.memory())
+            log.add_all(ranks.costs())
             ranks.forget()
     if config.evaluation.after:
         with log.timed("evaluation"):

@@ -17,7 +17,7 @@ from spmd_rl.config.config import Config
 from spmd_rl.config.load import dump, load_config
 from spmd_rl.config.model_shape import ModelShape, read_model_shape
 from spmd_rl.controller.run_log import RunLog, require_wandb_key
-from spmd_rl.distributed.environment import rank_from_environment, size_from_environment
+from spmd_rl.distributed.environment import local_rank_from_environment, rank_from_environment, size_from_environment
 
 USER_ERROR = 2
 
@@ -88,7 +88,7 @@ def run(config: Config, shape: ModelShape, tell: Tell) -> None:
 
         applied = apply_all(megatron_core.PATCHES + vllm.PATCHES, platform.name)
         loaded = _read_prompts(config)
-        pool = _start_graders(config)
+        pool = _start_graders(config, loaded.prompts["train"][0])
         from spmd_rl.distributed import world as worlds
 
         world = worlds.start(platform, config.run.collective_timeout_seconds)
@@ -150,10 +150,15 @@ def _read_prompts(config: Config) -> _Loaded:
     )
 
 
-def _start_graders(config: Config) -> Any:
+def _start_graders(config: Config, prompt: Any) -> Any:
+    """The grader processes, tried on the first prompt's own answer: a rule that returns no number is found out now."""
+    from spmd_rl.rewards.grade import RewardSample
     from spmd_rl.rewards.pool import GraderPool
 
-    return GraderPool(config.reward.rules, config.reward.workers, config.reward.timeout_seconds)
+    pool = GraderPool(config.reward.rules, config.reward.workers, config.reward.timeout_seconds)
+    pool.submit(0, RewardSample(prompt.text, prompt.answer, prompt.answer, "stop", prompt.row))
+    pool.collect(block=True)
+    return pool
 
 
 def _start_log(config: Config, world_size: int, lines: list[str]) -> RunLog:
@@ -170,8 +175,8 @@ def _benchmark(config: Config) -> str:
 
 
 def _refuse(error: ValueError) -> None:
-    """Say what the user can change, once, and leave."""
-    if rank_from_environment() == 0:
+    """Say what the user can change, once a node, and leave."""
+    if local_rank_from_environment() == 0:
         print(f"\nspmd_rl cannot start:\n{error}\n", file=sys.stderr, flush=True)
         if os.environ.get("SPMD_RL_TRACEBACK"):
             traceback.print_exc()

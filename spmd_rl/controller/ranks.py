@@ -26,6 +26,9 @@ class Line(Protocol):
 
     def collect(self, own: Any) -> list[Any]: ...
 
+    @property
+    def bytes_moved(self) -> int: ...
+
 
 class Doer(Protocol):
     """Rank 0's own worker: it does each verb like every other rank's."""
@@ -39,6 +42,7 @@ class Ranks:
     def __init__(self, commands: Line, worker: Doer):
         self.commands = commands
         self.worker = worker
+        self.controller_bytes = 0
 
     def _all(self, name: str, **arguments: Any) -> list[Any]:
         """Have every rank do a verb; the answers in rank order."""
@@ -105,7 +109,12 @@ class Ranks:
             minibatches=[minibatch.microbatches for minibatch in plan.minibatches],
             share_prompts=plan.share_prompts,
         )
-        return {"bytes/exchange/network": max(answer["network_bytes"] for answer in answers)}
+        laid = [answer["tokens"] for answer in answers]
+        return {
+            "bytes/exchange/network": max(answer["network_bytes"] for answer in answers),
+            "update/padding_fraction": sum(answer["padding_tokens"] for answer in answers) / max(sum(laid), 1),
+            "update/imbalance_fraction": 1.0 - sum(laid) / max(len(laid) * max(laid), 1),
+        }
 
     @verb
     def score(self, model: str) -> dict[str, float]:
@@ -165,12 +174,13 @@ class Ranks:
         self._all("export_hf", directory=directory)
 
     @verb
-    def memory(self) -> dict[str, float]:
-        """The peak of the hungriest rank in each phase since the last time, in bytes."""
-        answers = self._all("memory")
+    def costs(self) -> dict[str, float]:
+        """Since the last time: the peak memory of the hungriest rank in each phase, and what went through rank 0."""
+        answers = self._all("costs")
         peaks = {name: max(answer[name] for answer in answers) for name in answers[0]}
         by_phase = {f"memory/{phase}/peak_bytes": peaks[name] for name, phase in PHASES.items() if name in peaks}
-        return by_phase | {"memory/peak_bytes": max(peaks.values())}
+        moved, self.controller_bytes = self.commands.bytes_moved - self.controller_bytes, self.commands.bytes_moved
+        return by_phase | {"memory/peak_bytes": max(peaks.values()), "bytes/controller": moved}
 
     @verb
     def stop(self) -> None:

@@ -6,7 +6,7 @@ from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 
 from spmd_rl.config.config import TrainConfig
 from spmd_rl.training.model import PolicyModel
-from spmd_rl.training.offload import Offloaded
+from spmd_rl.training.offload import Offloaded, parameter_buffers
 
 
 def wrap_for_gradients(policy: PolicyModel) -> DistributedDataParallel:
@@ -61,7 +61,7 @@ class PolicyOptimizer:
         return bool(made), float(norm)
 
     def _state(self) -> Offloaded:
-        """Optimizer moments and main parameters; they come into being with the first step."""
+        """Optimizer moments and parameters; the moments come into being with the first step."""
         inner = [
             torch_optimizer
             for chained in getattr(self.optimizer, "chained_optimizers", [self.optimizer])
@@ -73,6 +73,15 @@ class PolicyOptimizer:
             for state in torch_optimizer.state.values()
             for value in state.values()
             if isinstance(value, torch.Tensor) and value.dim() > 0
+        ]
+        # In half precision the optimizer has parameters of its own; in fp32 they are the model's, which wait elsewhere.
+        model = {tensor.untyped_storage()._cdata for tensor in parameter_buffers(self.wrapped)}
+        tensors += [
+            parameter.data
+            for torch_optimizer in inner
+            for group in torch_optimizer.param_groups
+            for parameter in group["params"]
+            if parameter.untyped_storage()._cdata not in model
         ]
         if self._offloaded is None or len(self._offloaded.tensors) != len(tensors):
             self._offloaded = Offloaded(tensors)

@@ -225,7 +225,12 @@ class Worker:
             )
             for minibatch in minibatches
         ]
-        return {"network_bytes": sent}
+        packs = [pack for packs in self.packs for pack in packs]
+        return {
+            "network_bytes": sent,
+            "tokens": sum(pack.tokens.shape[1] for pack in packs),
+            "padding_tokens": sum(pack.padding_tokens for pack in packs),
+        }
 
     @verb
     def score(self, model: str) -> dict[str, float]:
@@ -283,7 +288,7 @@ class Worker:
         )
 
     @verb
-    def memory(self) -> dict[str, int]:
+    def costs(self) -> dict[str, int]:
         peaks, self.peaks = self.peaks, {}
         return peaks
 

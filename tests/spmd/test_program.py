@@ -26,6 +26,9 @@ def hangs_on_one(sample):
 
 def says_words(sample):
     return "good"
+
+def says_words_later(sample):
+    return 1.0 if sample.response == sample.answer else "good"
 '''
 
 
@@ -195,7 +198,7 @@ def test_a_rank_that_raises_ends_the_run_with_its_traceback(tiny_models, rules, 
         flags(
             tiny_models["llama"],
             tmp_path / "run",
-            **{"reward.rules": (f"{rules}:says_words", "1.0"), "evaluation.before": False},
+            **{"reward.rules": (f"{rules}:says_words_later", "1.0"), "evaluation.before": False},
         )
     )
     output, _ = running.communicate(timeout=200)
@@ -236,3 +239,8 @@ def test_a_reward_rule_that_cannot_be_imported_is_named(tiny_models, tmp_path):
     assert "no_such_module" in refused(
         tiny_models["llama"], tmp_path, **{"reward.rules": ("no_such_module:grade", "1.0")}
     )
+
+
+def test_a_reward_rule_that_returns_no_number_is_named_before_anything_starts(tiny_models, rules, tmp_path):
+    text = refused(tiny_models["llama"], tmp_path, **{"reward.rules": (f"{rules}:says_words", "1.0")})
+    assert "says_words" in text and "'good'" in text

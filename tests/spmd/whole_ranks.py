@@ -31,7 +31,15 @@ def main() -> None:
 
     world = worlds.start(platform, 600)
     shape = read_model_shape(config.model.path)
-    worker = Worker(config, shape, platform, world, loaded.prompts, loaded.tokenizer, _start_graders(config))
+    worker = Worker(
+        config,
+        shape,
+        platform,
+        world,
+        loaded.prompts,
+        loaded.tokenizer,
+        _start_graders(config, loaded.prompts["train"][0]),
+    )
     commands = Commands(world, 300)
     found: dict = {"rounds": []}
     if world.rank:
