@@ -154,8 +154,8 @@ def test_the_metrics_have_their_names_and_the_phases_fit_into_the_step(finished)
         assert row["timing/all"] >= parts + row["timing/non_overlap_rule_reward"]
         assert row["correction/logprob_gap_max"] < 1e-3
         assert row["grad_norm"] > 0
-    assert rows[1]["actor/kl_loss"] == pytest.approx(0.0, abs=1e-5)  # the policy still is the reference...
-    assert rows[2]["actor/kl_loss"] > 1e-6  # ... and no longer is after two updates
+    # The policy leaves the reference with the first update of the first step.
+    assert rows[2]["actor/kl_loss"] > rows[1]["actor/kl_loss"] > 1e-6
 
 
 def test_a_grader_that_hangs_costs_its_timeout_and_is_counted(finished):
@@ -223,7 +223,7 @@ def test_all_problems_of_a_configuration_are_listed_at_once(tiny_models, tmp_pat
     text = refused(
         tiny_models["qwen3"], tmp_path, 2, **{"parallel.tensor": 4, "train.minibatches": 3, "rollout.temperature": 0.0}
     )
-    for knob in ("parallel.tensor = 4", "train.minibatches = 3", "rollout.temperature = 0.0"):
+    for knob in ("parallel.tensor x parallel.pipeline = 4 x 1", "train.minibatches = 3", "rollout.temperature = 0.0"):
         assert knob in text
 
 
