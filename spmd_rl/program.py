@@ -181,7 +181,7 @@ def _refuse(error: ValueError) -> None:
         if os.environ.get("SPMD_RL_TRACEBACK"):
             traceback.print_exc()
     if "TORCHELASTIC_ERROR_FILE" in os.environ:
-        # torchrun ends with a report on the first rank that failed: it quotes this, so that the last words are the reason.
+        # torchrun ends with a report on the first rank that failed; it quotes this: the last words are the reason.
         from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
         get_error_handler().record_exception(error.with_traceback(None))
