@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from spmd_rl.patches.vllm import PackedLinear
 from spmd_rl.platforms.platform import Platform
 from spmd_rl.rollout.requests import Completion, Request, Sampling
 
@@ -79,6 +80,8 @@ class Engine:
         if self.platform.engine_sleeps:
             self.llm.sleep(level=2)
             return
+        for _, linear in self._packed_layers():
+            linear.unpack()
         self._weights = list(self.parameters().values())
         self._caches = self._cache()
         self._release(self._weights)
@@ -92,6 +95,16 @@ class Engine:
             self.llm.wake_up(tags=["weights"])
         else:
             self._restore(self._weights)
+
+    def weights_written(self) -> None:
+        """The refresh is complete and proved: on a CPU, pack the weights for its kernels, one layer at a time."""
+        for layer, linear in self._packed_layers():
+            if linear.pack(layer.weight) and not linear.keeps_weight:
+                self._release([layer.weight])
+
+    def _packed_layers(self) -> list[tuple[torch.nn.Module, PackedLinear]]:
+        layers = ((layer, getattr(layer, "cpu_linear", None)) for layer in self._runner.get_model().modules())
+        return [(layer, linear) for layer, linear in layers if isinstance(linear, PackedLinear)]
 
     def wake_cache(self) -> None:
         """Make room for the cache, which is empty: what it held was computed with other weights."""

@@ -45,6 +45,7 @@ class Trainer:
         self.wrapped = wrap_for_gradients(self.policy)
         self.optimizer = PolicyOptimizer(self.wrapped, config.train, self.dtype)
         self.gradients = Releasable(gradient_buffers(self.wrapped))
+        self.gradients.release()
         self.weights_on_device = Offloaded(parameter_buffers(self.wrapped))
         self.reference_on_device = Offloaded(list(self.reference.parameters()) if self.reference else [])
         self.reference_on_device.offload()

@@ -50,6 +50,7 @@ class Residency:
         self.trained.update_all(policy)
         self.rolled_out.update_all(engine)
         verify([self.trained, self.rolled_out], self.world.size, self.world.payload)
+        self.engine.weights_written()
         self.trainer.release()
         self.engine.wake_cache()
         return traffic
