@@ -24,14 +24,13 @@ def run_grpo(config: Config, ranks: Ranks, story: Story, log: RunLog) -> None:
             with log.timed("evaluation"):
                 log.evaluation(step, evaluate(ranks, story.eval_prompts, story.benchmark, step))
         with log.step(step + 1) as timed:
-            with timed("reshard_to_infer"):  # vLLM gets the policy's weights, and the device
-                log.add_all(ranks.to_rollout())
-            with timed("rollout"):  # rule rewards are computed as sequences finish
-                rows = order.take(step, train.prompts_per_step)
+            rows = order.take(step, train.prompts_per_step)
+            with (
+                ranks.rollout_mode(timed) as moved,
+                timed("rollout"),
+            ):  # weights refreshed; vLLM holds the device inside
                 samples, rollout = ranks.generate("train", rows, step, algorithm.samples_per_prompt, greedy=False)
-            with timed("reshard_to_train"):
-                ranks.to_training()
-            scored, grading = ranks.rewards()
+            scored, grading = ranks.rewards()  # rule rewards were computed as sequences finished
 
             with timed("adv"):
                 groups = [sample.prompt for sample in samples]
@@ -67,7 +66,7 @@ def run_grpo(config: Config, ranks: Ranks, story: Story, log: RunLog) -> None:
                     advantages = [advantage_of[i] for i in minibatch.ids]
                     log.learning(ranks.learn(index, minibatch.ids, advantages, weights, rate))
 
-            log.add_all({"grpo/lr": rate} | rollout | grading | sample_metrics(samples, scored, config))
+            log.add_all({"grpo/lr": rate} | moved | rollout | grading | sample_metrics(samples, scored, config))
             log.add_all(group_fractions(groups, rewards, correct, algorithm.drop_uniform_groups))
             log.samples(step + 1, conversations(ranks, samples, scored, config.run.samples_logged))
             log.add_all(ranks.costs())

@@ -87,6 +87,7 @@ def run(config: Config, shape: ModelShape, tell: Tell) -> None:
         from spmd_rl.patches.patch import apply_all
 
         applied = apply_all(megatron_core.PATCHES + vllm.PATCHES, platform.name)
+        _check_weights(config, shape)
         loaded = _read_prompts(config)
         pool = _start_graders(config, loaded.prompts["train"][0])
         from spmd_rl.distributed import world as worlds
@@ -127,6 +128,14 @@ def run(config: Config, shape: ModelShape, tell: Tell) -> None:
     worker.close()
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def _check_weights(config: Config, shape: ModelShape) -> None:
+    """Read the headers of all weight files: a missing, truncated or foreign one is found before anything is made."""
+    from spmd_rl.weights.load import check_headers, read_headers
+
+    for path in {config.model.path, config.model.reference_path or config.model.path}:
+        check_headers(path, read_headers(path), shape)
 
 
 @dataclass

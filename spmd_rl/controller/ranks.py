@@ -1,7 +1,7 @@
 """Every verb, as rank 0 tells it."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
 from spmd_rl.controller.planner import Plan
@@ -17,6 +17,14 @@ PHASES = {
     "learn": "update",
 }
 """What a verb's memory is called in the metrics; `start` is all that comes before the first verb."""
+
+
+Timed = Callable[[str], AbstractContextManager[None]]
+
+
+def untimed(phase: str) -> AbstractContextManager[None]:
+    """Measures nothing."""
+    return nullcontext()
 
 
 class Line(Protocol):
@@ -50,12 +58,13 @@ class Ranks:
         return self.commands.collect(self.worker.do(name, arguments))
 
     @contextmanager
-    def rollout_mode(self) -> Iterator[dict[str, float]]:
+    def rollout_mode(self, timed: Timed = untimed) -> Iterator[dict[str, float]]:
         """vLLM holds the device inside, with the policy's weights; yields what the refresh moved."""
-        moved = self.to_rollout()
-        try:
-            yield moved
-        finally:
+        with timed("reshard_to_infer"):
+            moved = self.to_rollout()
+        yield moved
+        # Not after an error: it may be that a rank no longer answers.
+        with timed("reshard_to_train"):
             self.to_training()
 
     @verb
