@@ -25,12 +25,11 @@ def run_grpo(config: Config, ranks: Ranks, story: Story, log: RunLog) -> None:
                 log.evaluation(step, evaluate(ranks, story.eval_prompts, story.benchmark, step))
         with log.step(step + 1) as timed:
             rows = order.take(step, train.prompts_per_step)
-            with (
-                ranks.rollout_mode(timed) as moved,
-                timed("rollout"),
-            ):  # weights refreshed; vLLM holds the device inside
+            # Weights are refreshed on entry; vLLM holds the device inside.
+            with ranks.rollout_mode(timed) as moved, timed("rollout"):
                 samples, rollout = ranks.generate("train", rows, step, algorithm.samples_per_prompt, greedy=False)
-            scored, grading = ranks.rewards()  # rule rewards were computed as sequences finished
+            # Rule rewards were computed as sequences finished.
+            scored, grading = ranks.rewards()
 
             with timed("adv"):
                 groups = [sample.prompt for sample in samples]
@@ -41,18 +40,15 @@ def run_grpo(config: Config, ranks: Ranks, story: Story, log: RunLog) -> None:
                 kept = samples
                 if algorithm.drop_uniform_groups:
                     kept = list(compress(samples, teaching_samples(groups, rewards)))
-                plan = plan_microbatches(  # lengths -> balanced, packed micro-batches of each data-parallel rank
-                    kept,
-                    story.data_parallel,
-                    train.minibatches,
-                    train.tokens_per_microbatch,
-                    story.share_prompts,
+                # Lengths -> balanced, packed micro-batches of each data-parallel rank.
+                plan = plan_microbatches(
+                    kept, story.data_parallel, train.minibatches, train.tokens_per_microbatch, story.share_prompts
                 )
-            with timed("exchange"):  # one all-to-all of tokens, never through rank 0
+            # One all-to-all of tokens, never through rank 0.
+            with timed("exchange"):
                 log.add_all(ranks.exchange(plan))
-            if (
-                len(plan.minibatches) > 1
-            ):  # the later ones are off-policy: their ratio needs the policy before the first
+            # Later mini-batches are off-policy: their ratio needs the policy before the first one.
+            if len(plan.minibatches) > 1:
                 with timed("old_log_p"):
                     ranks.score("policy")
             if algorithm.kl_coefficient > 0:
@@ -61,7 +57,8 @@ def run_grpo(config: Config, ranks: Ranks, story: Story, log: RunLog) -> None:
             with timed("update"):
                 rate = learning_rate(step, train)
                 tokens_of = {sample.id: sample.response_tokens for sample in kept}
-                for index, minibatch in enumerate(plan.minibatches):  # one optimizer step each
+                # One optimizer step each.
+                for index, minibatch in enumerate(plan.minibatches):
                     weights = token_weights([tokens_of[i] for i in minibatch.ids], algorithm.loss_reduction)
                     advantages = [advantage_of[i] for i in minibatch.ids]
                     log.learning(ranks.learn(index, minibatch.ids, advantages, weights, rate))
