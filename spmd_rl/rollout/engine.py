@@ -133,17 +133,8 @@ class Engine:
             if not storage.nbytes():
                 storage.resize_(self._storage_bytes[storage._cdata])
 
-    def generate(
-        self,
-        requests: Iterable[Request],
-        sampling: Sampling,
-        finished: Callable[[Completion], None],
-        between: Callable[[], None],
-    ) -> int:
-        """Run all requests through the engine's step loop.
-
-        `finished` is called for each sample as it ends, `between` after every engine step. Returns the steps taken.
-        """
+    def generate(self, requests: Iterable[Request], sampling: Sampling, finished: Callable[[Completion], None]) -> None:
+        """Run all requests through the engine's step loop; `finished` is called for each sample as it ends."""
         from vllm import SamplingParams
         from vllm.inputs import TokensPrompt
         from vllm.sampling_params import RequestOutputKind
@@ -171,15 +162,11 @@ class Engine:
                     output_kind=RequestOutputKind.FINAL_ONLY,
                 ),
             )
-        steps = 0
         while engine.has_unfinished_requests():
             for output in engine.step():
                 if output.finished:
                     finished(_completion(waiting.pop(output.request_id), output))
-            between()
-            steps += 1
         assert not waiting, f"the engine lost {len(waiting)} requests"
-        return steps
 
 
 def _completion(request: Request, output: Any) -> Completion:

@@ -136,7 +136,7 @@ class Worker:
                 self._keep(completion, prompts[completion.id // samples_per_prompt])
 
         started = time.perf_counter()
-        self.engine.generate(requests, self._sampling(greedy), finished, lambda: None)
+        self.engine.generate(requests, self._sampling(greedy), finished)
         tickets = [
             Ticket(
                 id=completion.id,
