@@ -39,9 +39,9 @@ Tell = Callable[[Config, Any, Story, Any], None]
 
 def main(tell: Tell, arguments: list[str] | None = None) -> None:
     """Run one entry point on this rank; the exit status is 2 where the user can mend what is wrong."""
+    _quieten()
     from torch.distributed.elastic.multiprocessing.errors import record
 
-    _quieten()
     try:
         config, shape = configure(sys.argv[1:] if arguments is None else arguments)
     except ValueError as error:
