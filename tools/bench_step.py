@@ -68,7 +68,7 @@ def table(rows: list[dict[str, float]], ranks: int) -> str:
         rate = median(name)
         if rate is not None:
             lines.append(f"{label:<24}{rate:>10.0f}{rate * ranks:>9.0f}")
-    return "\n".join(lines)
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def _bytes(count: float | None) -> str:
