@@ -1,4 +1,9 @@
-"""What all tests share: tiny random models, made once."""
+"""What all tests share: tiny random models, made once, and a real small one."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -18,3 +23,16 @@ def tiny_models(tmp_path_factory):
     for directory in directories.values():
         make_tokenizer(directory)
     return {name: str(directory) for name, directory in directories.items()}
+
+
+@pytest.fixture(scope="session")
+def smollm2():
+    """Directory of SmolLM2-135M-Instruct: SPMD_RL_DEMO_MODEL, or the demo's, which is made where it is missing."""
+    root = Path(__file__).parents[1]
+    directory = Path(os.environ.get("SPMD_RL_DEMO_MODEL", root / "models" / "smollm2-135m-instruct"))
+    if not directory.exists():
+        command = [sys.executable, str(root / "tools" / "make_demo_model.py"), "--output", str(directory)]
+        made = subprocess.run(command, capture_output=True, text=True, check=False)
+        if made.returncode:
+            pytest.skip(f"the demo model cannot be made here: {(made.stderr or made.stdout).strip()[-300:]}")
+    return str(directory)

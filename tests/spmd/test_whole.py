@@ -2,38 +2,11 @@
 refresh leaves vLLM with exactly the policy's weights."""
 
 import pytest
-import torch
 
-from spmd.ranks import run_ranks
+from spmd.whole import PROMPTS, RESPONSE, SAMPLES, check_greedy, run
 
-ROUNDS = 2
-PROMPTS, SAMPLES, RESPONSE = 4, 3, 12
 # ranks, training tensor, training pipeline, rollout tensor
 LAYOUTS = [(1, 1, 1, 1), (2, 2, 1, 1), (2, 1, 2, 2), (4, 2, 2, 2)]
-
-
-def run(model, ranks: int, tensor: int, pipeline: int, rollout: int, export) -> list[dict]:
-    config = {
-        "model.path": model,
-        "model.dtype": "float32",
-        "parallel.tensor": tensor,
-        "parallel.pipeline": pipeline,
-        "rollout.tensor": rollout,
-        "rollout.max_response_length": RESPONSE,
-        "rollout.temperature": 0.9,
-        "rollout.cache_gib": 0.02,
-        "rollout.max_sequences": 8,
-        "data.max_prompt_length": 120,
-        "data.eval_problems": 4,
-        "data.arithmetic.problems": 20,
-        "algorithm.samples_per_prompt": SAMPLES,
-        "train.prompts_per_step": PROMPTS,
-        "train.learning_rate": 1e-3,
-        "train.tokens_per_microbatch": 300,
-        "train.logprob_chunk_tokens": 16,
-    }
-    flags = [part for name, value in config.items() for part in (f"--{name}", str(value))]
-    return run_ranks("spmd.whole_ranks", ranks, {"config": flags, "rounds": ROUNDS, "export": str(export)})
 
 
 @pytest.fixture(scope="module")
@@ -98,22 +71,6 @@ def test_the_table_names_the_engines_own_parameters(runs):
 
 
 def test_after_an_update_vllm_answers_greedily_as_huggingface_does_from_the_exported_directory(runs):
-    from transformers import AutoModelForCausalLM
-
     found, exports = runs
     for (model, layout), reports in found.items():
-        directory = exports / (model if model != "qwen2-tied" else "-".join(map(str, layout)))
-        hf = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
-        for name, prompt in reports[0]["prompts"].items():
-            response = reports[0]["greedy"].get(name)
-            if response is None:  # another replica made it
-                continue
-            with torch.no_grad():
-                out = hf.generate(
-                    torch.tensor([prompt]),
-                    attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-                    max_new_tokens=RESPONSE,
-                    do_sample=False,
-                    pad_token_id=0,
-                )
-            assert out[0, len(prompt) :].tolist() == response, (model, layout)
+        check_greedy(reports[0], exports / (model if model != "qwen2-tied" else "-".join(map(str, layout))), RESPONSE)

@@ -153,16 +153,13 @@ def test_a_tiny_model_is_the_same_every_time_and_takes_a_tokenizer(tmp_path, mad
     assert (tmp_path / "a" / "tokenizer.json").read_bytes() == (made / "tokenizer.json").read_bytes()
 
 
-def test_the_demo_models_tokenizer_gives_the_golden_ids():
-    """Needs the real model: made with the tool, found through SPMD_RL_DEMO_MODEL or in models/."""
+def test_the_demo_models_tokenizer_gives_the_golden_ids(smollm2):
     from spmd_rl.data.tokens import decode, load_tokenizer
 
-    model = Path(os.environ.get("SPMD_RL_DEMO_MODEL", ROOT / "models" / "smollm2-135m-instruct"))
     golden = DATA / "smollm2_tokenizer" / "golden_ids.json"
-    for needed in (model, golden):
-        if not needed.exists():
-            pytest.skip(f"{needed} is not there")
-    tokenizer = load_tokenizer(str(model))
+    if not golden.exists():
+        pytest.skip(f"{golden} is not there")
+    tokenizer = load_tokenizer(smollm2)
     cases = json.loads(golden.read_text())
     assert len(cases) == 29
     assert [case["text"] for case in cases if tokenizer.encode(case["text"]) != case["ids"]] == []
