@@ -21,11 +21,6 @@ class MiniBatch:
     """[data-parallel rank][micro-batch]: every rank has equally many, the last ones may be empty."""
     ids: list[int]
 
-    @property
-    def imbalance(self) -> int:
-        """Micro-batches without samples, over all ranks."""
-        return sum(not batch for rank in self.microbatches for batch in rank)
-
 
 @dataclass(frozen=True)
 class Plan:

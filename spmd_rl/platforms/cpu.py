@@ -3,8 +3,6 @@
 import ctypes
 import resource
 
-import torch
-
 from spmd_rl.platforms.platform import Platform
 
 
@@ -72,5 +70,3 @@ CPU = Platform(
     engine_sleeps=False,
     shares_prompts=True,
 )
-
-assert torch.device(CPU.device_type)
