@@ -1,9 +1,44 @@
 """Tiny random models as Hugging Face directories, for tests and for trying a layout without a real model."""
 
+import json
 import shutil
 from pathlib import Path
 
-FAMILIES = ("llama", "qwen2", "qwen3")
+FAMILIES = ("llama", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "deepseek_v3")
+
+
+# One dense layer first (deepseek_v3), every second one (qwen3_moe), or none (qwen2_moe).
+_SPARSE = {
+    "qwen2_moe": {
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 64,
+        "shared_expert_intermediate_size": 96,
+        "norm_topk_prob": False,
+    },
+    "qwen3_moe": {
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 64,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 2,
+    },
+    "deepseek_v3": {
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 4,
+        "n_group": 4,
+        "topk_group": 2,
+        "moe_intermediate_size": 64,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 1,
+        "q_lora_rank": 48,
+        # The only sizes that vLLM's attention for this family has kernels for on a CPU.
+        "kv_lora_rank": 512,
+        "qk_rope_head_dim": 64,
+        "qk_nope_head_dim": 32,
+        "v_head_dim": 32,
+    },
+}
 
 
 def make_tiny(
@@ -23,42 +58,36 @@ def make_tiny(
     seed: int = 7,
     dtype: str = "float32",
     tokenizer: str | Path | None = None,
+    value_head: bool = False,
+    **others,
 ) -> Path:
     """A random model of one family: config.json and model.safetensors, the same bytes for the same arguments.
 
     The vocabulary is odd on purpose, so that tensor parallelism has to pad it. head_dim None: 64 for qwen3 (there it
     is not hidden / heads, as in the real ones), hidden / heads for the others. Norm weights and biases are random too:
     a table that mixes two of them up is then found out. tokenizer: a directory whose tokenizer files are copied.
+    value_head: the sequence-classification model of one label. others: fields of the family's configuration.
     """
     import torch
-    from transformers import (
-        LlamaConfig,
-        LlamaForCausalLM,
-        Qwen2Config,
-        Qwen2ForCausalLM,
-        Qwen3Config,
-        Qwen3ForCausalLM,
-    )
+    import transformers
 
-    classes = {
-        "llama": (LlamaConfig, LlamaForCausalLM),
-        "qwen2": (Qwen2Config, Qwen2ForCausalLM),
-        "qwen3": (Qwen3Config, Qwen3ForCausalLM),
-    }
-    if family not in classes:
+    stems = dict(zip(FAMILIES, ("Llama", "Qwen2", "Qwen3", "Qwen2Moe", "Qwen3Moe", "DeepseekV3"), strict=True))
+    if family not in stems:
         raise ValueError(f"family = {family!r}: there are tiny models of {', '.join(FAMILIES)}")
-    if head_dim is None and family == "qwen3":
+    make_config = getattr(transformers, stems[family] + "Config")
+    head = "ForSequenceClassification" if value_head else "ForCausalLM"
+    make_model = getattr(transformers, stems[family] + head)
+    if head_dim is None and family in ("qwen3", "qwen3_moe"):
         head_dim = 64
     if head_dim is not None and family == "qwen2" and head_dim != hidden // heads:
         raise ValueError(f"head_dim = {head_dim}: qwen2 has hidden / heads = {hidden // heads}; leave it out")
-    make_config, make_model = classes[family]
     config = make_config(
         vocab_size=vocabulary,
         hidden_size=hidden,
         intermediate_size=ffn,
         num_hidden_layers=layers,
         num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
+        num_key_value_heads=heads if family == "deepseek_v3" else kv_heads,
         max_position_embeddings=max_positions,
         rms_norm_eps=1e-5 if family == "llama" else 1e-6,
         tie_word_embeddings=tied,
@@ -66,12 +95,18 @@ def make_tiny(
         bos_token_id=1,
         eos_token_id=2,
         **({} if head_dim is None else {"head_dim": head_dim}),
+        **({"num_labels": 1, "pad_token_id": 0} if value_head else {}),
+        **(_SPARSE.get(family, {}) | others),
     )
     config.dtype = getattr(torch, dtype)
     model = make_model(config)
     _randomize(model, seed)
     directory = Path(directory)
     model.to(config.dtype).save_pretrained(directory)
+    if family == "deepseek_v3":  # published ones say so, and vLLM asks for it; transformers doesn't write it
+        file = directory / "config.json"
+        config = json.loads(file.read_text()) | {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}
+        file.write_text(json.dumps(config, indent=2) + "\n")
     if tokenizer is not None:
         for file in Path(tokenizer).iterdir():
             if file.name.startswith("tokenizer") or file.name in ("special_tokens_map.json", "chat_template.jinja"):
@@ -85,6 +120,9 @@ def _randomize(model, seed: int) -> None:
 
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
+        for name, bias in model.named_buffers():
+            if "e_score_correction_bias" in name:  # it decides between experts, and most of all when they are close
+                bias.copy_(0.1 * torch.randn(bias.shape, generator=generator))
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
             if parameter.ndim == 1:

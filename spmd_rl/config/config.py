@@ -70,7 +70,16 @@ class ParallelConfig:
     tensor: int = 1
     """Ranks that share every layer in training; divides the model's heads. Prefer ranks of one machine."""
     pipeline: int = 1
-    """Stages of layers in training; divides the model's layers."""
+    """Stages of layers in training; divides the model's layers, or see layers_per_stage."""
+    virtual: int = 1
+    """Parts of each pipeline stage, which are not neighbours: stages wait less for each other (Megatron's virtual
+    pipeline)."""
+    layers_per_stage: tuple[int, ...] = ()
+    """Layers of each stage, in the model's order, where they don't divide evenly; pipeline x virtual numbers."""
+    expert: int = 1
+    """Ranks that share the experts of a layer in training; divides the experts, and the ranks of a stage."""
+    expert_tensor: int = 1
+    """Ranks that share each single expert in training; 1 is fastest where the experts fit."""
     sequence: bool = True
     """With tensor > 1, norms and residuals are split along the sequence too: less memory, same traffic."""
 
@@ -83,6 +92,10 @@ class ParallelConfig:
 class RolloutConfig:
     tensor: int = 1
     """Ranks that share one inference engine. There are world size / tensor engines, each with its own prompts."""
+    data: int = 1
+    """Engines that share the experts of a mixture-of-experts model; they run in step. 1: each has all of them."""
+    expert_parallel: bool = False
+    """Each rank of tensor x data holds some experts whole; otherwise a part of every expert."""
     temperature: float = 1.0
     """Above 0. Training uses the log-probabilities of the distribution at this temperature. Evaluation is greedy."""
     top_p: float = 1.0
