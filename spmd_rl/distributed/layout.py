@@ -120,10 +120,10 @@ class TrainLayout:
                     f"parallel.layers_per_stage = {list(counts)}: it names {sum(counts)} layers, the model has {layers}"
                 )
             else:
-                what = (
-                    f"parallel.pipeline x parallel.virtual = {self.pipeline} x {self.virtual}: the model's {layers} "
-                    "layers don't divide by it"
-                )
+                knob = f"parallel.pipeline = {self.pipeline}"
+                if self.virtual > 1:
+                    knob = f"parallel.pipeline x parallel.virtual = {self.pipeline} x {self.virtual}"
+                what = f"{knob}: the model's {layers} layers don't divide by it"
             way = f"; parallel.layers_per_stage: {even} would do" if layers >= chunks else "; use fewer stages"
             raise ValueError(what + way)
         starts = [sum(counts[:chunk]) for chunk in range(chunks)]
@@ -135,7 +135,7 @@ class RolloutLayout:
     """Inference engines over the same ranks: each `tensor` x `data` consecutive ranks are one group.
 
     `data`: replicas of the attention inside a group, each with requests of its own, that run in step because they
-    share the experts. `expert`: the experts are spread whole over all ranks of a group; otherwise each is cut over them.
+    share the experts. `expert`: the experts are spread whole over all ranks of a group; else each is cut over them.
     """
 
     tensor: int

@@ -26,6 +26,10 @@ def model_shape(**changes):
         "tied": False,
         "qkv_bias": False,
         "qk_norm": True,
+        "experts": None,
+        "mla": None,
+        "head": "lm",
+        "labels": 0,
     }
     return SimpleNamespace(**{**fields, **changes})
 

@@ -5,19 +5,34 @@ from functools import lru_cache
 from types import SimpleNamespace
 
 from spmd_rl.distributed.layout import RolloutLayout, TrainLayout
+from spmd_rl.weights.families.deepseek import DEEPSEEK_V3
 from spmd_rl.weights.families.dense import DENSE
-from spmd_rl.weights.families.table import MEGATRON_CUTS, VLLM_CUTS, Row, Sizes, boxes
+from spmd_rl.weights.families.qwen_moe import QWEN2_MOE, QWEN3_MOE
+from spmd_rl.weights.families.table import MEGATRON_CUTS, VLLM_CUTS, Row, Sizes, boxes, dimensions
 from spmd_rl.weights.layout import Index, Piece, Shard
 
-FAMILIES: dict[str, tuple[Row, ...]] = {"llama": DENSE, "qwen2": DENSE, "qwen3": DENSE}
+FAMILIES: dict[str, tuple[Row, ...]] = {
+    "llama": DENSE,
+    "qwen2": DENSE,
+    "qwen3": DENSE,
+    "qwen2_moe": QWEN2_MOE,
+    "qwen3_moe": QWEN3_MOE,
+    "deepseek_v3": DEEPSEEK_V3,
+}
 
 # The fields of a shape that a shard depends on: what the caches below are keyed by (a shape may hold a dict).
 _FIELDS = tuple(Sizes.__annotations__)
 
 
 def hf_tensors(shape: Sizes) -> dict[str, Index]:
-    """Names and shapes of the tensors that a Hugging Face directory of the model holds, in the model's order."""
-    return {box.tensor: box.shape for row, layer in _walk(shape) for box in boxes(row, shape, layer)}
+    """Names and shapes of the tensors that a Hugging Face directory of the model holds, layer by layer."""
+    lengths = dimensions(shape)
+    return {
+        box.tensor: box.shape
+        for row, layer in _walk(shape)
+        for expert in (range(shape.experts.count) if row.experts and shape.experts else (0,))
+        for box in boxes(row, lengths, layer, expert)
+    }
 
 
 def hf_shard(shape: Sizes) -> Shard:
@@ -28,61 +43,107 @@ def hf_shard(shape: Sizes) -> Shard:
 
 
 def megatron_shard(shape: Sizes, layout: TrainLayout, rank: int) -> Shard:
-    """What a rank trains; data parallel ranks share one object. Vocabulary padding: a multiple of the tensor size."""
+    """What a rank trains; ranks that train the same share one object.
+
+    Vocabulary padding: a multiple of the tensor size. With a virtual pipeline, names begin with the number of the model
+    chunk on the rank and a dot. Raises ValueError when the layout can't hold the model.
+    """
     at = layout.coords(rank)
-    return _megatron_shard(_key(shape), layout.tensor, at.tensor, layout.pipeline, at.pipeline)
+    chunks = layout.chunk_layers(shape.layers)
+    mine = tuple(range(at.pipeline, len(chunks), layout.pipeline))
+    experts = (layout.expert, at.expert, layout.expert_tensor, at.expert_tensor) if shape.experts else (1, 0, 1, 0)
+    return _megatron_shard(_key(shape), layout.tensor, at.tensor, chunks, mine, *experts)
 
 
 def vllm_shard(shape: Sizes, layout: RolloutLayout, rank: int) -> Shard:
-    """What a rank's engine holds (vLLM 0.32); replicas share one object. Vocabulary padding: a multiple of 64."""
-    return _vllm_shard(_key(shape), layout.tensor, layout.tensor_rank(rank))
+    """What a rank's engine holds (vLLM 0.32); replicas share one object. Vocabulary padding: a multiple of 64.
+
+    Raises ValueError when the layout can't hold the model.
+    """
+    experts = (layout.group, layout.group_rank(rank), layout.expert) if shape.experts else (1, 0, False)
+    return _vllm_shard(_key(shape), layout.tensor, layout.tensor_rank(rank), *experts)
 
 
-def stage_layers(layers: int, pipeline: int, stage: int) -> range:
-    """The layers of a pipeline stage."""
-    if layers % pipeline:
-        raise ValueError(f"parallel.pipeline = {pipeline}: the model's {layers} layers don't divide by it")
-    return range(layers // pipeline * stage, layers // pipeline * (stage + 1))
-
-
-@lru_cache(maxsize=1024)
-def _megatron_shard(key: tuple, tensor: int, tensor_rank: int, pipeline: int, stage: int) -> Shard:
+@lru_cache(maxsize=4096)
+def _megatron_shard(
+    key: tuple,
+    tensor: int,
+    tensor_rank: int,
+    chunks: tuple[range, ...],
+    mine: tuple[int, ...],
+    expert: int,
+    expert_rank: int,
+    expert_tensor: int,
+    expert_tensor_rank: int,
+) -> Shard:
     shape = SimpleNamespace(**dict(zip(_FIELDS, key, strict=True)))
-    mine = stage_layers(shape.layers, pipeline, stage)
-    here = {"first": stage == 0, "last": stage == pipeline - 1}
-    params, pieces = {}, []
-    for row, layer in _walk(shape):
-        present = layer in mine if row.stage == "layer" else here[row.stage]
-        if not present or (row.copy and pipeline == 1):
-            continue
-        name = row.megatron.format(j=layer - mine.start)
-        params[name], more = MEGATRON_CUTS[row.cut](name, boxes(row, shape, layer), shape, tensor_rank, tensor)
-        pieces.extend(more)
+    lengths = dimensions(shape)
+    held = _experts_of("parallel.expert", shape, expert, expert_rank)
+    params: dict[str, Index] = {}
+    pieces: list[Piece] = []
+    for number, chunk in enumerate(mine):
+        layers = chunks[chunk]
+        prefix = f"{number}." if len(mine) > 1 else ""
+        for row, layer in _walk(shape, layers, chunk == 0, chunk == len(chunks) - 1):
+            if row.megatron is None or (row.copy and len(chunks) == 1):
+                continue
+            cutter = MEGATRON_CUTS[row.cut]
+            # local index of an expert, its number, and the ranks that share it
+            for local, e in enumerate(held) if row.experts else ((0, 0),):
+                name = prefix + row.megatron.format(j=layer - layers.start, e=local)
+                shared = (expert_tensor_rank, expert_tensor) if row.experts else (tensor_rank, tensor)
+                params[name], more = cutter(name, boxes(row, lengths, layer, e), shape, *shared)
+                pieces.extend(more)
     return Shard(params, tuple(pieces))
 
 
-@lru_cache(maxsize=1024)
-def _vllm_shard(key: tuple, tensor: int, tensor_rank: int) -> Shard:
+@lru_cache(maxsize=4096)
+def _vllm_shard(key: tuple, tensor: int, tensor_rank: int, group: int, group_rank: int, expert: bool) -> Shard:
     shape = SimpleNamespace(**dict(zip(_FIELDS, key, strict=True)))
-    params, pieces = {}, []
+    lengths = dimensions(shape)
+    # Without expert parallelism all ranks of the group share each expert.
+    spread = (group, group_rank) if expert else (1, 0)
+    held = _experts_of("rollout.tensor x rollout.data", shape, *spread)
+    shared = (0, 1) if expert else (group_rank, group)
+    params: dict[str, Index] = {}
+    pieces: list[Piece] = []
     for row, layer in _walk(shape):
         if row.vllm is None:
             continue
-        name = row.vllm.format(i=layer)
-        params[name], more = VLLM_CUTS[row.cut](name, boxes(row, shape, layer), shape, tensor_rank, tensor)
-        pieces.extend(more)
+        name, cutter = row.vllm.format(i=layer), VLLM_CUTS[row.cut]
+        if not row.experts:
+            params[name], more = cutter(name, boxes(row, lengths, layer), shape, tensor_rank, tensor)
+            pieces.extend(more)
+            continue
+        for local, e in enumerate(held):
+            size, more = cutter(name, boxes(row, lengths, layer, e), shape, *shared)
+            params[name] = (len(held), *size)
+            pieces.extend(Piece(*piece.box, name, (local, *piece.at)) for piece in more)
     return Shard(params, tuple(pieces))
+
+
+def _experts_of(knob: str, shape: Sizes, size: int, rank: int) -> range:
+    """The experts of a rank, of `size` ranks that share them."""
+    count = shape.experts.count if shape.experts else 0
+    if count % size:
+        raise ValueError(f"{knob} = {size}: the model's {count} experts don't divide by it")
+    return range(count // size * rank, count // size * (rank + 1))
 
 
 def _key(shape: Sizes) -> tuple:
     return tuple(getattr(shape, field) for field in _FIELDS)
 
 
-def _walk(shape: Sizes) -> Iterator[tuple[Row, int]]:
-    """The rows of the model in its order: those before the layers, those of each layer, those after."""
+def _walk(
+    shape: Sizes, layers: range | None = None, first: bool = True, last: bool = True
+) -> Iterator[tuple[Row, int]]:
+    """The rows of some layers in the model's order, with those before all layers and those after, where asked for."""
     if shape.family not in FAMILIES:
         raise ValueError(f"model family {shape.family!r}: no table for it; there are tables for {', '.join(FAMILIES)}")
-    rows = [row for row in FAMILIES[shape.family] if row.when(shape)]
-    yield from ((row, 0) for row in rows if row.stage == "first")
-    yield from ((row, layer) for layer in range(shape.layers) for row in rows if row.stage == "layer")
-    yield from ((row, 0) for row in rows if row.stage == "last")
+    rows = FAMILIES[shape.family]
+    if first:
+        yield from ((row, 0) for row in rows if row.stage == "first" and row.when(shape, 0))
+    for layer in layers if layers is not None else range(shape.layers):
+        yield from ((row, layer) for row in rows if row.stage == "layer" and row.when(shape, layer))
+    if last:
+        yield from ((row, 0) for row in rows if row.stage == "last" and row.when(shape, 0))
