@@ -4,24 +4,29 @@ import dataclasses
 import importlib.util
 import math
 import string
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from spmd_rl.config.check_model import model_problems
 from spmd_rl.config.config import Config
 from spmd_rl.config.model_shape import ModelShape
+from spmd_rl.config.phrases import divisors
 
 _SOURCES = (".jsonl", ".json", ".csv")
-_BYTES = {"float32": 4, "bfloat16": 2}
 
 
 def check(config: Config, world_size: int, model: ModelShape | None) -> list[str]:
     """All problems at once; none means that the run can start. model None: what needs its shape is not checked."""
     problems = _ranges(config)
-    divisors = (config.parallel.tensor, config.parallel.pipeline, config.rollout.tensor, config.train.minibatches)
-    if min(divisors) >= 1:
+    parallel, rollout = config.parallel, config.rollout
+    sizes = (
+        *(parallel.tensor, parallel.pipeline, parallel.virtual, parallel.expert, parallel.expert_tensor),
+        *(rollout.tensor, rollout.data, config.train.minibatches),
+    )
+    if min(sizes) >= 1:
         problems += _layout(config, world_size) + _batches(config, world_size)
-        problems += _model(config, model) if model is not None else []
+        problems += model_problems(config, model) if model is not None else []
     return problems + _data(config) + _files(config)
 
 
@@ -58,7 +63,8 @@ _RANGES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
     (
         "1 or more",
         lambda value: value >= 1,
-        "parallel.tensor parallel.pipeline rollout.tensor rollout.max_response_length rollout.max_sequences "
+        "parallel.tensor parallel.pipeline parallel.virtual parallel.expert parallel.expert_tensor rollout.tensor "
+        "rollout.data rollout.max_response_length rollout.max_sequences "
         "rollout.block_tokens reward.workers train.steps train.prompts_per_step train.minibatches "
         "train.tokens_per_microbatch train.logprob_chunk_tokens data.max_prompt_length data.arithmetic.problems",
     ),
@@ -67,7 +73,7 @@ _RANGES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
         lambda value: value >= 0,
         "rollout.top_k data.eval_problems data.arithmetic.min_operand algorithm.kl_coefficient algorithm.std_epsilon "
         "train.warmup_steps train.learning_rate train.min_learning_rate train.weight_decay train.clip_grad "
-        "evaluation.every_steps run.seed run.samples_logged",
+        "rollout.canary_steps evaluation.every_steps run.seed run.samples_logged",
     ),
     (
         "above 0",
@@ -121,12 +127,25 @@ def _layout(config: Config, world_size: int) -> list[str]:
     if world_size % (parallel.tensor * parallel.pipeline):
         problems.append(
             f"parallel.tensor x parallel.pipeline = {parallel.tensor} x {parallel.pipeline}: does not divide the "
-            f"{world_size} ranks; their product can be {_divisors(world_size)}, or start other ranks"
+            f"{world_size} ranks; their product can be {divisors(world_size)}, or start other ranks"
         )
-    if world_size % rollout.tensor:
+    elif (world_size // parallel.pipeline) % (parallel.expert * parallel.expert_tensor):
+        stage = world_size // parallel.pipeline
         problems.append(
-            f"rollout.tensor = {rollout.tensor}: does not divide the {world_size} ranks; it can be "
-            f"{_divisors(world_size)}, or start other ranks"
+            f"parallel.expert x parallel.expert_tensor = {parallel.expert} x {parallel.expert_tensor}: does not divide "
+            f"the {stage} ranks of a pipeline stage; their product can be {divisors(stage)}"
+        )
+    if world_size % (rollout.tensor * rollout.data):
+        knob = f"rollout.tensor = {rollout.tensor}"
+        if rollout.data > 1:
+            knob = f"rollout.tensor x rollout.data = {rollout.tensor} x {rollout.data}"
+        problems.append(
+            f"{knob}: does not divide the {world_size} ranks; it can be {divisors(world_size)}, or start other ranks"
+        )
+    if parallel.virtual > 1 and parallel.pipeline == 1:
+        problems.append(
+            f"parallel.virtual = {parallel.virtual}: there is one pipeline stage, so nothing waits; set it to 1, or "
+            "raise parallel.pipeline"
         )
     return problems
 
@@ -143,7 +162,7 @@ def _batches(config: Config, world_size: int) -> list[str]:
     if train.prompts_per_step % train.minibatches:
         problems.append(
             f"train.minibatches = {train.minibatches}: does not divide train.prompts_per_step = "
-            f"{train.prompts_per_step}; it can be {_divisors(train.prompts_per_step)}"
+            f"{train.prompts_per_step}; it can be {divisors(train.prompts_per_step)}"
         )
     elif train.prompts_per_step // train.minibatches * samples < data_parallel:
         problems.append(
@@ -173,56 +192,6 @@ def _batches(config: Config, world_size: int) -> list[str]:
             "warm-up does; lower it"
         )
     return problems
-
-
-def _model(config: Config, model: ModelShape) -> list[str]:
-    problems: list[str] = []
-    for knob, tensor in (("parallel.tensor", config.parallel.tensor), ("rollout.tensor", config.rollout.tensor)):
-        if tensor == 1:
-            continue
-        obstacles = [
-            f"{count} {what}"
-            for what, count in (("attention heads", model.heads), ("feed-forward channels", model.ffn))
-            if count % tensor
-        ]
-        # With fewer key-value heads than ranks, several ranks hold the same head.
-        if model.kv_heads % tensor and tensor % model.kv_heads:
-            obstacles.append(f"{model.kv_heads} key-value heads (neither divides the other)")
-        if obstacles:
-            fitting = [n for n in range(1, model.heads + 1) if _fits(model, n)]
-            problems.append(
-                f"{knob} = {tensor}: the model has {' and '.join(obstacles)}; it can be {_or(fitting)} with this model"
-            )
-    if model.layers % config.parallel.pipeline:
-        problems.append(
-            f"parallel.pipeline = {config.parallel.pipeline}: the model has {model.layers} layers; it can be "
-            f"{_divisors(model.layers)}"
-        )
-    longest = config.data.max_prompt_length + config.rollout.max_response_length
-    if longest > model.max_positions:
-        problems.append(
-            f"data.max_prompt_length + rollout.max_response_length = {config.data.max_prompt_length} + "
-            f"{config.rollout.max_response_length}: the model has {model.max_positions} positions; lower one of them"
-        )
-    outside = [token for token in config.rollout.stop_token_ids if not 0 <= token < model.vocabulary]
-    if outside:
-        problems.append(
-            f"rollout.stop_token_ids = {_or(config.rollout.stop_token_ids)}: {_or(outside)} is not in the model's "
-            f"vocabulary of {model.vocabulary}; remove it"
-        )
-    kv_heads = max(1, model.kv_heads // config.rollout.tensor)
-    sample_bytes = 2 * model.layers * kv_heads * model.head_dim * _BYTES[config.model.dtype] * longest
-    if config.rollout.cache_gib * 2**30 < sample_bytes:
-        problems.append(
-            f"rollout.cache_gib = {config.rollout.cache_gib}: one sample of {longest} tokens takes "
-            f"{sample_bytes / 2**30:.2g} GiB per rank; raise it, or lower the lengths"
-        )
-    return problems
-
-
-def _fits(model: ModelShape, tensor: int) -> bool:
-    shares_heads = model.kv_heads % tensor == 0 or tensor % model.kv_heads == 0
-    return model.heads % tensor == 0 and model.ffn % tensor == 0 and shares_heads
 
 
 # ---- data, rewards, files
@@ -302,12 +271,3 @@ def _files(config: Config) -> list[str]:
             value = getattr(config.run, package)
             problems.append(f"{knob} = {value}: the package {package} is not installed; install it, or turn this off")
     return problems
-
-
-def _divisors(number: int) -> str:
-    return _or(n for n in range(1, number + 1) if number % n == 0)
-
-
-def _or(values: Iterable[Any]) -> str:
-    words = [str(value) for value in values]
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"

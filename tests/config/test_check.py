@@ -7,7 +7,7 @@ import pytest
 from spmd_rl.config.check import _RANGES, check, notes
 from spmd_rl.config.config import ConfigError
 from spmd_rl.config.load import knobs, load_config
-from spmd_rl.config.model_shape import ModelShape
+from spmd_rl.config.model_shape import Experts, LatentAttention, ModelShape
 
 SMOLLM2 = ModelShape(
     architecture="LlamaForCausalLM",
@@ -28,6 +28,20 @@ SMOLLM2 = ModelShape(
     rope_scaling=None,
     max_positions=8192,
     eos_token_ids=(2,),
+)
+
+# Two groups of four experts, the first of three layers dense, one shared expert.
+SPARSE = replace(
+    SMOLLM2,
+    architecture="DeepseekV3ForCausalLM",
+    family="deepseek_v3",
+    layers=3,
+    heads=8,
+    kv_heads=8,
+    head_dim=48,
+    tied=False,
+    experts=Experts(8, 4, 96, 96, False, (False, True, True), "sigmoid", True, True, 2, 2, 2.5),
+    mla=LatentAttention(q_rank=32, kv_rank=512, nope_dim=32, rope_dim=16, v_dim=32),
 )
 
 
@@ -52,7 +66,7 @@ def test_the_defaults_have_no_problem(problems):
         ("--parallel.pipeline 4", "parallel.tensor x parallel.pipeline = 1 x 4", "can be 1, 2, 3 or 6"),
         ("--rollout.tensor 4", "rollout.tensor = 4", "does not divide the 6 ranks"),
         ("--parallel.tensor 2", "parallel.tensor = 2", "9 attention heads and 3 key-value heads"),
-        ("--rollout.tensor 2", "rollout.tensor = 2", "it can be 1 or 3 with this model"),
+        ("--rollout.tensor 2", "rollout.tensor = 2", "with this model it can be 1 or 3"),
         ("--train.minibatches 5", "train.minibatches = 5", "does not divide train.prompts_per_step = 32"),
         ("--train.prompts_per_step 2", "train.prompts_per_step = 2", "there are 6 inference engines"),
         (
@@ -91,6 +105,53 @@ def test_the_defaults_have_no_problem(problems):
 def test_a_problem_names_the_setting_what_it_met_and_the_way_out(problems, arguments, knob, met):
     found = [problem for problem in problems(arguments, world_size=6) if problem.startswith(knob)]
     assert any(met in problem for problem in found), found
+
+
+@pytest.mark.parametrize(
+    "arguments, knob, met",
+    [
+        ("--parallel.expert 3", "parallel.expert = 3", "the model has 8 experts; it can be 1, 2, 4 or 8"),
+        ("--parallel.expert 4", "parallel.expert x parallel.expert_tensor = 4 x 1", "the 6 ranks of a pipeline stage"),
+        ("--parallel.pipeline 2", "parallel.pipeline = 2", "has 3 layers; it can be 1 or 3, or set"),
+        ("--parallel.pipeline 2", "parallel.pipeline = 2", "parallel.layers_per_stage to 1 2"),
+        ("--parallel.pipeline 6", "parallel.pipeline = 6", "3 layers, fewer than stages"),
+        (
+            "--parallel.pipeline 2 --parallel.layers_per_stage 2 2",
+            "parallel.layers_per_stage = [2, 2]",
+            "2 stages with 4 layers; it must name 2 stages with 3 layers together",
+        ),
+        ("--parallel.virtual 3", "parallel.virtual = 3", "there is one pipeline stage"),
+        ("--rollout.tensor 2 --rollout.data 2", "rollout.tensor x rollout.data = 2 x 2", "the 6 ranks"),
+        ("--rollout.data 3 --rollout.expert_parallel True", "rollout.tensor x rollout.data = 1 x 3", "8 experts"),
+        ("--parallel.expert_tensor 5", "parallel.expert_tensor = 5", "an expert has 96 channels"),
+        ("--parallel.tensor 2 --parallel.sequence False", "parallel.sequence = False", "set it to true"),
+        ("--rollout.cache_gib 0.001", "rollout.cache_gib = 0.001", "one sample of 1536 tokens takes 0.0045 GiB"),
+    ],
+)
+def test_layouts_that_cannot_hold_experts_or_layers_are_refused(problems, arguments, knob, met):
+    found = [problem for problem in problems(arguments, 6, SPARSE) if problem.startswith(knob)]
+    assert any(met in problem for problem in found), problems(arguments, 6, SPARSE)
+
+
+def test_layouts_that_can_hold_experts_or_layers_are_not_refused(problems):
+    assert problems("--parallel.expert 2 --rollout.data 2 --rollout.expert_parallel True", 2, SPARSE) == []
+    assert problems("--parallel.pipeline 2 --parallel.layers_per_stage 1 2 --rollout.data 2", 2, SPARSE) == []
+    assert problems("--parallel.tensor 2 --parallel.expert 4 --rollout.tensor 4", 4, SPARSE) == []
+
+
+def test_a_dense_model_has_no_experts_to_share(problems):
+    found = problems("--parallel.expert 2 --parallel.expert_tensor 1 --rollout.data 2 --rollout.expert_parallel True")
+    assert [problem.split(" ")[0] for problem in found] == [
+        "parallel.expert",
+        "rollout.data",
+        "rollout.expert_parallel",
+    ]
+
+
+def test_a_model_with_a_score_head_cannot_be_the_policy(problems):
+    model = replace(SMOLLM2, architecture="LlamaForSequenceClassification", head="value", labels=1, tied=False)
+    (problem,) = problems("", 2, model)
+    assert "LlamaForSequenceClassification" in problem and "ForCausalLM" in problem
 
 
 def test_all_problems_are_found_at_once(problems):
