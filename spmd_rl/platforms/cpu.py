@@ -58,11 +58,15 @@ CPU = Platform(
         "VLLM_LOGGING_LEVEL": "ERROR",
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "TOKENIZERS_PARALLELISM": "false",
+        # Large tensors in pages of 2 MiB: memory that training and rollout hand to each other is touched anew each
+        # time, and 4 KiB pages make that three times slower.
+        "THP_MEM_ALLOC_ENABLE": "1",
     },
     claim=_claim,
     memory_bytes=resident_bytes,
     peak_memory_bytes=_peak_bytes,
     reset_peak_memory=_reset_peak,
+    bucket_bytes=16 << 20,
     give_back_memory=_trim_heap,
     # Triton does not compile for CPUs; blocks of 32 tokens are the smallest that the CPU attention prefers, so that
     # the samples of a prompt find its cache.

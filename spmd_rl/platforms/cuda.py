@@ -21,6 +21,7 @@ CUDA = Platform(
     memory_bytes=lambda: torch.cuda.memory_reserved(),
     peak_memory_bytes=lambda: torch.cuda.max_memory_reserved(),
     reset_peak_memory=lambda: torch.cuda.reset_peak_memory_stats(),
+    bucket_bytes=256 << 20,
     give_back_memory=lambda: torch.cuda.empty_cache(),
     engine_options={"enable_sleep_mode": True},
 )

@@ -82,6 +82,7 @@ NPU = Platform(
     memory_bytes=lambda: torch.npu.memory_reserved(),
     peak_memory_bytes=lambda: torch.npu.max_memory_reserved(),
     reset_peak_memory=lambda: torch.npu.reset_peak_memory_stats(),
+    bucket_bytes=256 << 20,
     give_back_memory=lambda: torch.npu.empty_cache(),
     # CPU binding would rebind the threads of the trainer too; eager until graphs were run on the device.
     engine_options={

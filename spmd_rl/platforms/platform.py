@@ -28,6 +28,8 @@ class Platform:
     reset_peak_memory: Callable[[], None]
     give_back_memory: Callable[[], None]
     """Return what the allocator keeps for itself, when the device changes hands."""
+    bucket_bytes: int
+    """Messages of a refresh of about this size use the links well and stay small beside the weights."""
     engine_options: dict[str, object] = field(default_factory=dict)
     """Options of `vllm.LLM` that only this machine needs."""
     engine_sleeps: bool = True

@@ -7,6 +7,10 @@ The checksum of a box is the sum, modulo 2^64, over its elements of
 with odd pseudo-random weights that depend on the element's index in the Hugging Face tensor only. So it does not depend
 on where the box lies in a parameter, checksums of disjoint boxes add up to that of their union, one changed element
 always changes it, and so do values that changed places (but for a chance of about 2^-32).
+
+A check reads all weights twice, which can cost as much as moving them. So a check may be one of `TURNS` turns: each
+looks at every box, in the small ones at all rows and in the large ones at every TURNS-th row, another one each turn.
+What goes wrong with a box as a whole (stale, misplaced, mixed up) is seen at once, one wrong row within TURNS checks.
 """
 
 import math
@@ -24,6 +28,9 @@ _CPU_ELEMENTS = 1 << 17
 _DEVICE_ELEMENTS = 1 << 26
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _LOWEST = torch.iinfo(torch.int64).min
+TURNS = 16
+# Boxes with fewer rows or elements are always read as a whole.
+_SMALL_ROWS, _SMALL_ELEMENTS = 2 * TURNS, 1 << 14
 
 
 class Checksums:
@@ -55,12 +62,13 @@ class Checksums:
                         assert intersect(piece, box) is None, f"{box} is only partly in {piece}"
             self._bands[name] = [_Band(shard.params[name], columns, held) for columns, held in bands.items()]
         self._values = torch.zeros(len(self._slots), dtype=torch.int64)
+        self._turn: int | None = None
         self._sums: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {}
         self.forget()
 
     def update(self, name: str, tensor: torch.Tensor) -> None:
         """Take the values that a parameter has now. On an accelerator nothing waits for the result."""
-        self._sums[name] = [(band.slots, band.sums(tensor)) for band in self._bands[name]]
+        self._sums[name] = [(band.slots, band.sums(tensor, self._turn)) for band in self._bands[name]]
         self._missing.discard(name)
 
     def update_all(self, params: Mapping[str, torch.Tensor]) -> None:
@@ -82,8 +90,12 @@ class Checksums:
             row.scatter_reduce_(0, numbers, values, "amax")
         return both
 
-    def forget(self) -> None:
-        """The weights are about to change: every parameter needs an update again."""
+    def forget(self, turn: int | None = None) -> None:
+        """The weights are about to change: every parameter needs an update again.
+
+        `turn`: a number that all ranks and sides have in common chooses the rows that are read then; None: all rows.
+        """
+        self._turn = turn
         self._missing = {name for name, bands in self._bands.items() if bands}
 
     def _settle(self) -> None:
@@ -140,6 +152,7 @@ class _Band:
 
     def __init__(self, shape: Index, columns: tuple, held: list[tuple[int, Piece]]) -> None:
         self._flat, (self._low, self._width), start = columns
+        self._whole = self._flat or self._width == shape[-1]
         self.slots = torch.tensor([slot for slot, _ in held])
         segments = []  # first row in the parameter as a matrix, row weights, number of the box in `held`
         for n, (_, piece) in enumerate(held):
@@ -148,32 +161,56 @@ class _Band:
         rows = max(row + len(weights) for row, weights, _ in segments) - self._first
         self._row_weights = torch.zeros(rows, dtype=torch.int64)  # zero: rows of none of the boxes
         self._box = torch.zeros(rows, dtype=torch.int64)
+        self._row_turn = torch.full((rows,), -1, dtype=torch.int8)  # -1: read in every turn
         for row, weights, n in segments:
             here = slice(row - self._first, row - self._first + len(weights))
             self._row_weights[here] = weights
             self._box[here] = n
+            piece = held[n][1]
+            if len(weights) >= _SMALL_ROWS and piece.elements >= _SMALL_ELEMENTS:
+                first = piece.start[0] if self._flat else piece.start[-2]
+                self._row_turn[here] = (torch.arange(first, first + len(weights)) % TURNS).to(torch.int8)
         self._column_weights = (
             torch.ones(1, dtype=torch.int32) if self._flat else _weights(1, start, start + self._width).to(torch.int32)
         )
+        # For each turn: the rows it reads, their weights and boxes.
+        self._turns: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
 
     @torch.no_grad()
-    def sums(self, tensor: torch.Tensor) -> torch.Tensor:
+    def sums(self, tensor: torch.Tensor, turn: int | None = None) -> torch.Tensor:
         """[boxes of the band] int64, on the tensor's device."""
         device = tensor.device
         if self._row_weights.device != device:
             self._row_weights = self._row_weights.to(device)
             self._column_weights = self._column_weights.to(device)
             self._box = self._box.to(device)
-        rows = len(self._row_weights)
-        matrix = tensor.detach().reshape(-1, 1 if self._flat else tensor.shape[-1])
-        matrix = matrix.view(_INTEGERS[tensor.element_size()])[self._first : self._first + rows]
-        matrix = matrix[:, self._low : self._low + self._width]
+        matrix = (
+            tensor.detach().view(_INTEGERS[tensor.element_size()]).reshape(-1, 1 if self._flat else tensor.shape[-1])
+        )
+        chosen, weights, box = None, self._row_weights, self._box
+        if turn is None:
+            matrix = matrix[self._first : self._first + len(weights)]
+        else:
+            chosen, weights, box = self._of_turn(turn % TURNS, device)
+        rows = len(weights)
         step = max(1, (_CPU_ELEMENTS if device.type == "cpu" else _DEVICE_ELEMENTS) // self._width)
         sums = torch.empty(rows, dtype=torch.int64, device=device)
         for low in range(0, rows, step):
-            torch.sum(matrix[low : low + step] * self._column_weights, 1, dtype=torch.int64, out=sums[low : low + step])
-        sums *= self._row_weights
-        return torch.zeros(len(self.slots), dtype=torch.int64, device=device).index_add_(0, self._box, sums)
+            some = matrix[low : low + step] if chosen is None else matrix.index_select(0, chosen[low : low + step])
+            if not self._whole:
+                some = some[:, self._low : self._low + self._width]
+            torch.sum(some * self._column_weights, 1, dtype=torch.int64, out=sums[low : low + step])
+        sums *= weights
+        if len(self.slots) == 1:
+            return sums.sum(0, keepdim=True)
+        return torch.zeros(len(self.slots), dtype=torch.int64, device=device).index_add_(0, box, sums)
+
+    def _of_turn(self, turn: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        if turn not in self._turns:
+            mine = ((self._row_turn == turn) | (self._row_turn < 0)) & (self._row_weights.cpu() != 0)
+            rows = mine.nonzero().flatten().to(device)
+            self._turns[turn] = rows + self._first, self._row_weights[rows], self._box[rows]
+        return self._turns[turn]
 
 
 def _columns(piece: Piece) -> tuple:

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from spmd_rl.weights.layout import Index, Shard
-from spmd_rl.weights.plan import Copy, Message, Part, Plan
+from spmd_rl.weights.plan import Copy, Message, Part, Plan, Round
 
 Tensors = Mapping[str, torch.Tensor]
 Writer = Callable[[str, torch.Tensor], None]
@@ -91,41 +91,55 @@ class Mover:
         return self._dtypes
 
     @torch.no_grad()
-    def run(self, read: Tensors, write: Tensors | Writer) -> Traffic:
+    def run(
+        self, read: Tensors, write: Tensors | Writer, written: Callable[[str], None] = lambda name: None
+    ) -> Traffic:
         """Fill this rank's destination shard from all ranks' source tensors.
 
         `read`: parameter -> tensor of this rank's source shard. `write`: parameter -> tensor, filled in place (padding
         is left alone), or a function that gets each parameter (name, tensor) once, when it is complete, padding zero.
         That tensor is lent: it may be a view of a source; use it before returning and don't change it. Source and
-        destination have the same dtype.
+        destination have the same dtype. `written` hears of each parameter once, when all of it is in its place.
+
+        While one round's messages arrive, the next round's are on their way: at most two rounds are held.
         """
         dtypes = self.dtypes(read)
         device = self.device or next((t.device for t in read.values()), torch.device("cpu"))
         staging = None if isinstance(write, Mapping) else _Staging(self.plan.destination, dtypes, device, write)
         target = write if staging is None else staging
         network_bytes = local_bytes = 0
-        for step in self.plan.rounds:
-            incoming = [_Buffers(message, dtypes, device) for message in step.receive]
-            outgoing = [_Buffers(message, dtypes, device) for message in step.send]
-            for buffers in outgoing:
-                for part, flat in buffers.parts():
-                    source = _view(read, part)
-                    _same(flat.dtype, source.dtype, part.box.tensor)
-                    flat.copy_(source)
-            works = self._post(incoming, outgoing)
+        rounds = self.plan.rounds
+        ahead = self._begin(rounds[0], read, dtypes, device) if rounds else None
+        for n, step in enumerate(rounds):
+            assert ahead is not None
+            flight, ahead = ahead, self._begin(rounds[n + 1], read, dtypes, device) if n + 1 < len(rounds) else None
             for copy in step.local:  # while the messages are on their way
                 local_bytes += self._copy(read, target, copy)
-            for work in works:
+            for work in flight.works:
                 work.wait()
-            for buffers in incoming:
+            for buffers in flight.incoming:
                 for part, flat in buffers.parts():
                     destination = _view(target, part)
                     _same(flat.dtype, destination.dtype, part.box.tensor)
                     destination.copy_(flat)
                     network_bytes += flat.nbytes
+            del flight
             if staging is not None:
                 staging.hand_over(step.complete)
+            for name in step.complete:
+                written(name)
         return Traffic(network_bytes, local_bytes)
+
+    def _begin(self, step: Round, read: Tensors, dtypes: DTypes, device: torch.device) -> "_Flight":
+        """Put a round's messages on their way."""
+        incoming = [_Buffers(message, dtypes, device) for message in step.receive]
+        outgoing = [_Buffers(message, dtypes, device) for message in step.send]
+        for buffers in outgoing:
+            for part, flat in buffers.parts():
+                source = _view(read, part)
+                _same(flat.dtype, source.dtype, part.box.tensor)
+                flat.copy_(source)
+        return _Flight(incoming, outgoing, self._post(incoming, outgoing))
 
     def _copy(self, read: Tensors, target: "Tensors | _Staging", copy: Copy) -> int:
         source = _view(read, copy.source)
@@ -147,6 +161,15 @@ class Mover:
 
     def _global(self, peer: int) -> int:
         return dist.get_global_rank(self.group, peer) if self.group is not None else peer
+
+
+@dataclass
+class _Flight:
+    """The messages of one round, until they have arrived."""
+
+    incoming: Sequence["_Buffers"]
+    outgoing: Sequence["_Buffers"]
+    works: list[dist.Work]
 
 
 class _Buffers:
