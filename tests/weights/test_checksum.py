@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spmd_rl.distributed.layout import RolloutLayout, TrainLayout
-from spmd_rl.weights.checksum import Checksums, piece_checksum, shard_checksums, verify
+from spmd_rl.weights.checksum import TURNS, Checksums, piece_checksum, shard_checksums, verify
 from spmd_rl.weights.families import megatron_shard, vllm_shard
 from spmd_rl.weights.layout import Box, Piece, Shard, common_boxes, split
 from tests.weights.models import filled, model_shape, models_and_layouts, random_weights
@@ -123,3 +123,49 @@ def test_padding_takes_no_part():
         held["lm_head.weight"][19:] = 7
 
     verify(sides(change)[:2])
+
+
+def large():
+    """A shard of one matrix that is checked in turns, and one vector and one small matrix that are not."""
+    sizes = {"a": (70, 300), "norm": (300,), "b": (20, 8)}
+    pieces = tuple(Piece(name, (0,) * len(size), size, name, (0,) * len(size)) for name, size in sizes.items())
+    return Shard(sizes, pieces), {name: torch.randn(size) for name, size in sizes.items()}
+
+
+def differs(shard, one, other, turn):
+    sums = []
+    for params in (one, other):
+        checksums = Checksums(shard, common_boxes([shard]))
+        checksums.forget(turn)
+        checksums.update_all(params)
+        sums.append([value for _, _, value in checksums.values()])
+    return sums[0] != sums[1]
+
+
+def test_a_turn_sees_stale_tensors_at_once_and_all_turns_together_see_every_element():
+    shard, params = large()
+    for name in params:
+        stale = {**params, name: params[name] + 1e-3}
+        assert all(differs(shard, params, stale, turn) for turn in range(TURNS))
+    for name, element in (("a", (33, 7)), ("norm", (5,)), ("b", (3, 3))):
+        flipped = {other: values.clone() for other, values in params.items()}
+        flipped[name][element] += 1e-3
+        seen = [differs(shard, params, flipped, turn) for turn in range(TURNS)]
+        assert sum(seen) == (1 if name == "a" else TURNS)
+        assert differs(shard, params, flipped, None)
+
+
+@pytest.mark.parametrize("turn", [0, 5, 31])
+def test_in_every_turn_all_layouts_read_the_same_rows(turn):
+    shape = model_shape(hidden=128, heads=4, kv_heads=2, head_dim=32, ffn=256, vocabulary=515, layers=2)
+    shards = [megatron_shard(shape, TrainLayout(2, 2, 1), rank) for rank in range(4)]
+    shards += [vllm_shard(shape, RolloutLayout(4, 4), rank) for rank in range(4)]
+    tensors = random_weights(shape)
+    boxes, known = common_boxes(shards), {}
+    for shard in shards:
+        checksums = Checksums(shard, boxes)
+        checksums.forget(turn)
+        checksums.update_all(filled(shard, tensors))
+        for number, _, value in checksums.values():
+            assert known.setdefault(number, value) == value
+    assert len(known) == len(boxes)
