@@ -12,13 +12,13 @@ import torch.distributed as dist
 
 from spmd_rl.weights.families import hf_shard
 from spmd_rl.weights.families.table import Sizes
-from spmd_rl.weights.layout import NOTHING, Index, Shard, whole
+from spmd_rl.weights.layout import NOTHING, Box, Index, Shard, whole
 from spmd_rl.weights.load import INDEX, SINGLE, check_headers, read_headers
-from spmd_rl.weights.move import DTypes, Mover
+from spmd_rl.weights.move import Mover
 from spmd_rl.weights.plan import plan
 
 WRITER = 0  # the rank that writes
-_NAMES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+DTYPE_NAMES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 # What belongs to a model directory besides the weights.
 _COMPANIONS = (
     "config.json",
@@ -67,7 +67,7 @@ def export_hf(
         dist.broadcast_object_list(names, src=_global(WRITER, control or group), group=control or group)
     whole_model = hf_shard(shape)
     if shape.tied and "lm_head.weight" in names[0]:
-        whole_model = _with_head(whole_model)
+        whole_model = with_head(whole_model)
     destinations = [whole_model if r == WRITER else NOTHING for r in range(len(shards))]
     mover = Mover(plan(shards, destinations, rank, 0, bucket_elements), shards[rank], group, device, control)
     dtypes = mover.dtypes(params)
@@ -81,11 +81,21 @@ def export_hf(
     if partial.exists():
         shutil.rmtree(partial)
     partial.mkdir(parents=True)
-    _copy_companions(source, partial, dtype or dtypes.of(next(iter(whole_model.params))))
-    writer = _Files(partial, whole_model, dtypes, dtype, max_shard_bytes)
-    mover.run(params, writer.write)
-    writer.close()
-    _replace(partial, path)
+    copy_companions(source, partial, dtype or dtypes.of(next(iter(whole_model.params))))
+    dtype_of = {name: dtype or dtypes.of(whole_model.by_param[name][0].tensor) for name in whole_model.params}
+    bytes_of = {name: math.prod(size) * dtype_of[name].itemsize for name, size in whole_model.params.items()}
+    files = SafetensorsFiles(partial, group_tensors(bytes_of, max_shard_bytes), whole_model.params, dtype_of)
+    files.create()
+    left = set(whole_model.params)
+
+    def write(name: str, tensor: torch.Tensor) -> None:
+        files.write(Box(name, (0,) * tensor.dim(), tuple(tensor.shape)), tensor)
+        left.remove(name)
+
+    mover.run(params, write)
+    files.close()
+    assert not left, f"never written: {sorted(left)}"
+    replace_directory(partial, path)
 
 
 def check_target(path: Path, source: Path) -> None:
@@ -96,63 +106,103 @@ def check_target(path: Path, source: Path) -> None:
         raise ValueError(f"export to {path}: it exists and is no model directory; write to another one, or remove it")
 
 
-class _Files:
-    """Safetensors files whose headers are written first and whose tensors follow in any order."""
+def group_tensors(bytes_of: Mapping[str, int], max_file_bytes: int) -> dict[str, list[str]]:
+    """File name -> tensors: in the given order, in one file, or in files of at most so many bytes."""
+    groups: list[list[str]] = [[]]
+    used = 0
+    for name, size in bytes_of.items():
+        if groups[-1] and used + size > max_file_bytes:
+            groups.append([])
+            used = 0
+        groups[-1].append(name)
+        used += size
+    if len(groups) == 1:
+        return {SINGLE: groups[0]}
+    return {f"model-{n:05d}-of-{len(groups):05d}.safetensors": names for n, names in enumerate(groups, 1)}
+
+
+class SafetensorsFiles:
+    """Safetensors files whose headers are written first and whose tensors follow in any order, whole or in parts.
+
+    Several processes may write to the same files: one of them calls `create`.
+    """
 
     def __init__(
-        self, directory: Path, shard: Shard, dtypes: DTypes, dtype: torch.dtype | None, max_shard_bytes: int
+        self,
+        directory: Path,
+        files: Mapping[str, Sequence[str]],
+        shapes: Mapping[str, Index],
+        dtypes: Mapping[str, torch.dtype],
     ) -> None:
-        self._dtype = {name: dtype or dtypes.of(shard.by_param[name][0].tensor) for name in shard.params}
-        bytes_of = {name: math.prod(size) * self._dtype[name].itemsize for name, size in shard.params.items()}
-        groups: list[list[str]] = [[]]
-        for name in shard.params:
-            if groups[-1] and sum(bytes_of[n] for n in groups[-1]) + bytes_of[name] > max_shard_bytes:
-                groups.append([])
-            groups[-1].append(name)
-        self._place: dict[str, tuple[int, int]] = {}  # file descriptor, offset
-        self._left = set(shard.params)
-        weight_map = {}
-        for n, names in enumerate(groups, 1):
-            file = SINGLE if len(groups) == 1 else f"model-{n:05d}-of-{len(groups):05d}.safetensors"
-            weight_map.update(dict.fromkeys(names, file))
-            self._begin(directory / file, names, shard.params, bytes_of)
-        if len(groups) > 1:
-            index = {"metadata": {"total_size": sum(bytes_of.values())}, "weight_map": weight_map}
-            (directory / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+        self._directory, self._files, self._shapes, self._dtypes = directory, files, shapes, dtypes
+        self._headers: dict[str, bytes] = {}
+        self._ends: dict[str, int] = {}
+        self._place: dict[str, tuple[str, int]] = {}  # file, offset
+        self._open: dict[str, int] = {}
+        self.bytes_of = {
+            name: math.prod(shapes[name]) * dtypes[name].itemsize for names in files.values() for name in names
+        }
+        for file, names in files.items():
+            self._lay_out(file, names)
 
-    def _begin(self, file: Path, names: list[str], shapes: Mapping[str, Index], bytes_of: Mapping[str, int]) -> None:
+    def _lay_out(self, file: str, names: Sequence[str]) -> None:
         # Wide elements first, so that each tensor is aligned to its element size. Format: 8 bytes length of the header,
         # the header padded with spaces to 8 bytes, the tensors without gaps
         # (https://github.com/huggingface/safetensors#format).
         header: dict[str, dict] = {"__metadata__": {"format": "pt"}}
         offset = 0
-        for name in sorted(names, key=lambda name: -self._dtype[name].itemsize):
-            size = bytes_of[name]
+        for name in sorted(names, key=lambda name: -self._dtypes[name].itemsize):
             header[name] = {
-                "dtype": _NAMES[self._dtype[name]],
-                "shape": list(shapes[name]),
-                "data_offsets": [offset, offset + size],
+                "dtype": DTYPE_NAMES[self._dtypes[name]],
+                "shape": list(self._shapes[name]),
+                "data_offsets": [offset, offset + self.bytes_of[name]],
             }
-            offset += size
+            offset += self.bytes_of[name]
         text = json.dumps(header, separators=(",", ":")).encode()
         text += b" " * (-len(text) % 8)
-        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-        _write_at(descriptor, len(text).to_bytes(8, "little") + text, 0)
+        self._headers[file] = len(text).to_bytes(8, "little") + text
         for name in names:
-            self._place[name] = descriptor, 8 + len(text) + header[name]["data_offsets"][0]
+            self._place[name] = file, 8 + len(text) + header[name]["data_offsets"][0]
+        self._ends[file] = 8 + len(text) + offset
 
-    def write(self, name: str, tensor: torch.Tensor) -> None:
-        """Put one complete tensor where it belongs."""
-        values = tensor.to(device="cpu", dtype=self._dtype[name]).contiguous()
-        _write_at(self._place[name][0], memoryview(values.view(-1).view(torch.uint8).numpy()), self._place[name][1])
-        self._left.remove(name)
+    def create(self, total: Mapping[str, object] | None = None) -> None:
+        """Make the files with their headers, at full length, and an index where there are several.
+
+        `total`: what the index says of the whole model; by default its size.
+        """
+        for file, header in self._headers.items():
+            descriptor = os.open(self._directory / file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+            try:
+                _write_at(descriptor, header, 0)
+                os.ftruncate(descriptor, self._ends[file])
+            finally:
+                os.close(descriptor)
+        if list(self._files) != [SINGLE]:
+            weight_map = {name: file for file, names in self._files.items() for name in names}
+            index = {"metadata": total or {"total_size": sum(self.bytes_of.values())}, "weight_map": weight_map}
+            (self._directory / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
+
+    def write(self, box: Box, values: torch.Tensor) -> None:
+        """Put a part of a tensor where it belongs; the part's elements are neighbours in the tensor."""
+        size = self._shapes[box.tensor]
+        strides = [math.prod(size[d + 1 :]) for d in range(len(size))]
+        first = sum(start * stride for start, stride in zip(box.start, strides, strict=True))
+        last = sum((a + n - 1) * stride for a, n, stride in zip(box.start, box.shape, strides, strict=True))
+        assert last - first + 1 == box.elements, f"{box} lies scattered in {box.tensor} {size}"
+        dtype = self._dtypes[box.tensor]
+        values = values.to(device="cpu", dtype=dtype).contiguous()
+        file, offset = self._place[box.tensor]
+        if file not in self._open:
+            self._open[file] = os.open(self._directory / file, os.O_WRONLY)
+        data = memoryview(values.view(-1).view(torch.uint8).numpy())
+        _write_at(self._open[file], data, offset + first * dtype.itemsize)
 
     def close(self) -> None:
         """Make sure that everything is on the disk."""
-        assert not self._left, f"never written: {sorted(self._left)}"
-        for descriptor in {descriptor for descriptor, _ in self._place.values()}:
+        for descriptor in self._open.values():
             os.fsync(descriptor)
             os.close(descriptor)
+        self._open.clear()
 
 
 def _write_at(descriptor: int, data: bytes | memoryview, offset: int) -> None:
@@ -161,7 +211,7 @@ def _write_at(descriptor: int, data: bytes | memoryview, offset: int) -> None:
         done += os.pwrite(descriptor, data[done : done + (1 << 30)], offset + done)
 
 
-def _with_head(shard: Shard) -> Shard:
+def with_head(shard: Shard) -> Shard:
     """The model with the embedding a second time, as the head: some directories of tied models store both."""
     embedding = "model.embed_tokens.weight"
     size = shard.params[embedding]
@@ -169,11 +219,14 @@ def _with_head(shard: Shard) -> Shard:
     return Shard({**shard.params, "lm_head.weight": size}, (*shard.pieces, head))
 
 
-def _copy_companions(source: Path, target: Path, dtype: torch.dtype) -> None:
+def copy_companions(source: Path, target: Path, dtype: torch.dtype | None = None) -> None:
+    """Copy config.json, tokenizer and the like; config.json then says `dtype`, unless None."""
     for pattern in _COMPANIONS:
         for file in source.glob(pattern):
             if file.is_file():
                 shutil.copyfile(file, target / file.name)
+    if dtype is None:
+        return
     config = json.loads((target / "config.json").read_text())
     name = str(dtype).removeprefix("torch.")
     stale = [key for key in ("torch_dtype", "dtype") if config.get(key, name) != name]
@@ -182,7 +235,8 @@ def _copy_companions(source: Path, target: Path, dtype: torch.dtype) -> None:
         (target / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
-def _replace(partial: Path, path: Path) -> None:
+def replace_directory(partial: Path, path: Path) -> None:
+    """Rename a complete directory to its final name, in place of what is there."""
     old = path.with_name(path.name + ".old")
     if old.exists():
         shutil.rmtree(old)
