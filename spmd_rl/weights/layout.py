@@ -81,6 +81,14 @@ class Shard:
             found[piece.param].append(piece)
         return {name: tuple(pieces) for name, pieces in found.items()}
 
+    @cached_property
+    def by_tensor(self) -> dict[str, tuple[Piece, ...]]:
+        """The pieces of each Hugging Face tensor."""
+        found: dict[str, list[Piece]] = {}
+        for piece in self.pieces:
+            found.setdefault(piece.tensor, []).append(piece)
+        return {name: tuple(pieces) for name, pieces in found.items()}
+
     @property
     def elements(self) -> int:
         """Number of elements, padding included."""

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from spmd_rl.weights.layout import Index, Shard
+from spmd_rl.weights.layout import Box, Index, Piece, Shard, contains
+from spmd_rl.weights.peer_memory import PeerMemory
 from spmd_rl.weights.plan import Copy, Message, Part, Plan, Round
 
 Tensors = Mapping[str, torch.Tensor]
@@ -65,7 +66,8 @@ class Mover:
 
     All ranks of the group run it together (group ranks are the plan's ranks). `source`: this rank's source shard.
     `device`: where messages are packed, to suit the group's backend; by default where the source is. `control`: a group
-    for small Python objects (the first run agrees on dtypes); by default the same group.
+    for small Python objects (the first run agrees on dtypes); by default the same group. `sources`: all ranks' source
+    shards; with them, ranks on one machine read what they miss from each other's memory, where that is allowed.
     """
 
     def __init__(
@@ -75,13 +77,17 @@ class Mover:
         group: dist.ProcessGroup | None = None,
         device: torch.device | str | None = None,
         control: dist.ProcessGroup | None = None,
+        sources: Sequence[Shard] | None = None,
     ) -> None:
         self.plan = plan
+        self.sources = sources
         self.source = source
         self.group = group
         self.device = torch.device(device) if device is not None else None
         self.control = control if control is not None else group
         self._dtypes: DTypes | None = None
+        self._memory: PeerMemory | None = None
+        self._places: dict[tuple[int, Box], Piece] = {}
         self._parts = Counter(part.param for part in _destinations(plan))
 
     def dtypes(self, read: Tensors) -> DTypes:
@@ -109,6 +115,9 @@ class Mover:
         target = write if staging is None else staging
         network_bytes = local_bytes = 0
         rounds = self.plan.rounds
+        memory = self._reachable(device)
+        if memory is not None:
+            memory.publish(read)
         ahead = self._begin(rounds[0], read, dtypes, device) if rounds else None
         for n, step in enumerate(rounds):
             assert ahead is not None
@@ -117,6 +126,9 @@ class Mover:
                 local_bytes += self._copy(read, target, copy)
             for work in flight.works:
                 work.wait()
+            for message in step.receive:
+                if memory is not None and memory.reaches(self.plan.rank, message.peer):
+                    network_bytes += self._fetch(memory, message, target)
             for buffers in flight.incoming:
                 for part, flat in buffers.parts():
                     destination = _view(target, part)
@@ -128,18 +140,55 @@ class Mover:
                 staging.hand_over(step.complete)
             for name in step.complete:
                 written(name)
+        if memory is not None:
+            memory.release()
         return Traffic(network_bytes, local_bytes)
 
     def _begin(self, step: Round, read: Tensors, dtypes: DTypes, device: torch.device) -> "_Flight":
         """Put a round's messages on their way."""
-        incoming = [_Buffers(message, dtypes, device) for message in step.receive]
-        outgoing = [_Buffers(message, dtypes, device) for message in step.send]
+        rank, memory = self.plan.rank, self._memory
+        incoming = [
+            _Buffers(message, dtypes, device)
+            for message in step.receive
+            if memory is None or not memory.reaches(rank, message.peer)
+        ]
+        outgoing = [
+            _Buffers(message, dtypes, device)
+            for message in step.send
+            if memory is None or not memory.reaches(message.peer, rank)
+        ]
         for buffers in outgoing:
             for part, flat in buffers.parts():
                 source = _view(read, part)
                 _same(flat.dtype, source.dtype, part.box.tensor)
                 flat.copy_(source)
         return _Flight(incoming, outgoing, self._post(incoming, outgoing))
+
+    def _reachable(self, device: torch.device) -> PeerMemory | None:
+        """The memory of the other ranks, if any can read any other's; a collective in the first call."""
+        if self.sources is None or device.type != "cpu" or self.plan.world == 1:
+            return None
+        if self._memory is None:
+            self._memory = PeerMemory(self.plan.rank, self.plan.world, self.control)
+        return self._memory if self._memory.any else None
+
+    def _fetch(self, memory: PeerMemory, message: Message, target: "Tensors | _Staging") -> int:
+        """Read a message's parts where the peer holds them; returns their bytes."""
+        parts = []
+        for part in message.parts:
+            piece = self._source(message.peer, part.box)
+            parts.append((piece.param, piece.place(part.box), _view(target, part)))
+        memory.read(message.peer, parts)
+        return sum(view.nbytes for _, _, view in parts)
+
+    def _source(self, peer: int, box: Box) -> Piece:
+        """The piece of a peer's source shard that holds a box."""
+        found = self._places.get((peer, box))
+        if found is None:
+            assert self.sources is not None
+            found = next(piece for piece in self.sources[peer].by_tensor[box.tensor] if contains(piece, box))
+            self._places[peer, box] = found
+        return found
 
     def _copy(self, read: Tensors, target: "Tensors | _Staging", copy: Copy) -> int:
         source = _view(read, copy.source)

@@ -47,6 +47,11 @@ def refresh(rank, shape, tensors, train, engines):
         traffic = mover.run(read, held)
         assert traffic == Traffic(4 * mine.received_elements, 4 * mine.local_elements)
         assert all(torch.equal(held[name], expected[name]) for name in expected)
+        near = Mover(mine, sources[rank], sources=sources)
+        again, complete = {name: torch.zeros(size) for name, size in destinations[rank].params.items()}, []
+        assert near.run(read, again, complete.append) == traffic
+        assert all(torch.equal(again[name], expected[name]) for name in expected)
+        assert sorted(complete) == sorted(expected)
 
         written = {}
         rollout, training = Checksums(destinations[rank], boxes, "rollout"), Checksums(sources[rank], boxes, "training")
