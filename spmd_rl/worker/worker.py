@@ -60,8 +60,9 @@ class Worker:
         self.trainer = Trainer(config, shape, self.place, device, self._load)
         self.engine = Engine(
             config.model.path,
+            shape,
             config.model.dtype,
-            config.rollout.tensor,
+            self.rollout_layout,
             config.data.max_prompt_length + config.rollout.max_response_length,
             config.rollout.max_sequences,
             int(config.rollout.cache_gib * 2**30),

@@ -1,0 +1,112 @@
+"""The weights of an engine's model: written one parameter at a time, and packed as soon as one is complete."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from spmd_rl.patches.vllm_packing import Packed, packed_of
+
+
+@dataclass
+class _Parameter:
+    """One plain parameter, and what follows from it."""
+
+    plain: torch.Tensor
+    nbytes: int
+    packers: list[tuple[Packed, str]] = field(default_factory=list)
+    """Layers that multiply with a packed copy of it, and what they call it."""
+    read_plain: bool = False
+    """Somebody reads it as it is: a tied output layer's weight is the embedding."""
+    derived: list[Any] = field(default_factory=list)
+    """Attention layers that keep products of it (latent attention absorbs kv_b_proj)."""
+
+
+class Weights(Mapping[str, torch.Tensor]):
+    """Name -> plain parameter, for the one who writes it; `written` says that it is complete.
+
+    `releases`: on a CPU, whose layers multiply with packed copies. A plain parameter then takes memory from the first
+    access to `written` only, unless something reads it as it is. Elsewhere vLLM's sleep mode owns the memory.
+    """
+
+    def __init__(self, model: torch.nn.Module, dtype: torch.dtype, releases: bool):
+        self.dtype, self.releases = dtype, releases
+        self._parameters: dict[str, _Parameter] = {}
+        self._derived: list[_Parameter] = []
+        attentions = [module for module in model.modules() if hasattr(module, "W_UK_T") or hasattr(module, "W_UV")]
+        derived = {id(p) for attention in attentions for p in attention.parameters(recurse=False)}
+        holders: dict[int, list[tuple[torch.nn.Module, str]]] = defaultdict(list)
+        for module in model.modules():
+            for name, parameter in module.named_parameters(recurse=False):
+                holders[id(parameter)].append((module, name))
+        for name, parameter in model.named_parameters():
+            found = _Parameter(parameter.data, parameter.untyped_storage().nbytes())
+            if id(parameter) in derived:
+                self._derived.append(found)
+                continue
+            self._parameters[name] = found
+            for module, attribute in holders[id(parameter)]:
+                packed = packed_of(module)
+                if packed is not None and attribute in packed.names:
+                    found.packers.append((packed, attribute))
+                else:
+                    found.read_plain = True
+            found.derived = [attention for attention in attentions if attention.kv_b_proj.weight is parameter]
+        self.missing = set(self._parameters)
+
+    def __len__(self) -> int:
+        return len(self._parameters)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parameters)
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        """The plain parameter, with room for its values."""
+        parameter = self._parameters[name]
+        if self.releases:
+            assert name in self.missing, f"{name} is written, and packed"
+            _make_room(parameter)
+        return parameter.plain
+
+    def plain(self, name: str) -> torch.Tensor:
+        """The plain parameter as it is: on a CPU without memory once it is packed."""
+        return self._parameters[name].plain
+
+    def begin(self) -> None:
+        """All parameters are to be written again."""
+        self.missing = set(self._parameters)
+
+    def written(self, name: str) -> None:
+        """This parameter is complete and proved: do what vLLM does after loading it, and release it if that was all."""
+        parameter = self._parameters[name]
+        self.missing.remove(name)
+        if parameter.derived and self.releases:
+            for other in self._derived:
+                _make_room(other)
+        for attention in parameter.derived:
+            attention.process_weights_after_loading(self.dtype)
+        if not self.releases:
+            return
+        packs = [packed.pack(attribute, parameter.plain) for packed, attribute in parameter.packers]
+        if packs and all(packs) and not parameter.read_plain:
+            parameter.plain.untyped_storage().resize_(0)
+
+    def end(self) -> None:
+        """The engine can use its weights: every one is there."""
+        assert not self.missing, f"{len(self.missing)} parameters were not written: {sorted(self.missing)[:3]} ..."
+
+    def release(self) -> None:
+        """Give all memory back; the values are lost."""
+        for parameter in (*self._parameters.values(), *self._derived):
+            parameter.plain.untyped_storage().resize_(0)
+            for packed, attribute in parameter.packers:
+                packed.unpack(attribute)
+        self.begin()
+
+
+def _make_room(parameter: _Parameter) -> None:
+    storage = parameter.plain.untyped_storage()
+    if not storage.nbytes():
+        storage.resize_(parameter.nbytes)

@@ -1,0 +1,130 @@
+"""One rank of tests/spmd/test_engine.py: engines of many models and layouts, one after another in one process."""
+
+import gc
+import os
+
+from spmd.ranks import arguments, report
+
+TEMPERATURE = 0.8
+RESPONSE = 8
+
+
+def main() -> None:
+    from spmd_rl.platforms.platform import current
+
+    platform = current("cpu")
+    for name, value in platform.environment.items():
+        os.environ.setdefault(name, value)
+    from spmd_rl.patches import vllm
+    from spmd_rl.patches.patch import apply_all
+
+    apply_all(vllm.PATCHES, "cpu")
+    from vllm.distributed import parallel_state
+
+    from spmd_rl.distributed import world as worlds
+
+    # The process groups outlive each engine here, for the next one.
+    parallel_state.destroy_distributed_environment = lambda: None
+    world = worlds.start(platform, 300)
+    report(world.rank, {"cases": [_case(case, world, platform) for case in arguments()["cases"]]})
+    os._exit(0)
+
+
+def _case(case: dict, world, platform) -> dict:
+    from spmd_rl.config.model_shape import read_model_shape
+    from spmd_rl.distributed.layout import RolloutLayout
+    from spmd_rl.rollout.engine import Engine
+    from spmd_rl.weights.families import vllm_shard
+
+    shape = read_model_shape(case["models"][0])
+    layout = RolloutLayout(case["tensor"], world.size, case["data"], case["expert"])
+    engine = Engine(
+        case["models"][0], shape, "float32", layout, 64, 4, 2**24, 32, False, 1, platform
+    )
+    shard = vllm_shard(shape, layout, world.rank)
+    engine.sleep()
+    asleep = _plain_bytes(engine)
+    found: dict = {"asleep": asleep, "gaps": [], "unlike": [], "tokens": []}
+    for model in case["models"]:
+        engine.wake_weights()
+        found["unlike"] += _write(engine, shard, shape, model)
+        engine.weights_written()
+        engine.wake_cache()
+        found["plain"], found["whole"] = _plain_bytes(engine), sum(p.nbytes for p in engine.parameters().values())
+        for counts in case["counts"]:
+            made = _generate(engine, counts[layout.replica(world.rank)], layout.replica(world.rank), shape)
+            found["tokens"].append({str(c.id): c.response.tolist() for c in made})
+            found["gaps"].append(_gap(model, made) if layout.tensor_rank(world.rank) == 0 else 0.0)
+        engine.sleep()
+    engine.close()
+    del engine
+    gc.collect()
+    return found
+
+
+def _plain_bytes(engine) -> int:
+    return sum(engine.weights.plain(name).untyped_storage().nbytes() for name in engine.weights)
+
+
+def _write(engine, shard, shape, model: str) -> list[str]:
+    """Refresh from a directory; the names of the parameters in which vLLM's own loader puts something else."""
+    import torch
+
+    from spmd_rl.weights.load import load_shard
+
+    writer = engine.writer()
+    parameters = {name: writer[name].zero_() for name in writer}
+    load_shard(model, shard, parameters, shape)
+    ours = {name: tensor.clone() for name, tensor in parameters.items()}
+    for tensor in parameters.values():
+        tensor.zero_()
+    _load_with_vllm(engine, model)
+    unlike = [name for name, tensor in parameters.items() if not torch.equal(tensor, ours[name])]
+    for name, tensor in parameters.items():
+        tensor.copy_(ours[name])
+        engine.written(name)
+    return unlike
+
+
+def _load_with_vllm(engine, model: str) -> None:
+    from safetensors.torch import load_file
+
+    engine._runner.get_model().load_weights(iter(load_file(f"{model}/model.safetensors").items()))
+
+
+def _generate(engine, count: int, replica: int, shape) -> list:
+    import torch
+
+    from spmd_rl.rollout.requests import Request, Sampling
+
+    generator = torch.Generator().manual_seed(17)
+    prompts = [torch.randint(3, shape.vocabulary, (5 + 6 * i,), generator=generator).tolist() for i in range(6)]
+    requests = [Request(i, tuple(prompts[i]), seed=100 + i) for i in range(count)]
+    made: list = []
+    engine.generate(requests, Sampling(TEMPERATURE, RESPONSE), made.append)
+    assert len(made) == count
+    return sorted(made, key=lambda completion: completion.id)
+
+
+def _gap(model: str, made: list) -> float:
+    """Largest difference between vLLM's log-probabilities and Hugging Face's."""
+    import torch
+    import transformers
+
+    if not made:
+        return 0.0
+    reference = transformers.AutoModelForCausalLM.from_pretrained(
+        model, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    gap = 0.0
+    for sample in made:
+        ids = torch.cat([sample.prompt, sample.response])[None]
+        with torch.no_grad():
+            logits = reference(ids).logits[0, len(sample.prompt) - 1 : -1] / TEMPERATURE
+        expected = logits.log_softmax(-1).gather(1, sample.response[:, None])[:, 0]
+        gap = max(gap, (expected - sample.logprobs).abs().max().item())
+    return gap
+
+
+if __name__ == "__main__":
+    main()
