@@ -46,6 +46,50 @@ def _plain_function(original: Any) -> Any:
     return decorate
 
 
+def _as_it_is(original: Any) -> Any:
+    return original
+
+
+def _host_tensor(original: Any) -> Any:
+    def host_tensor(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
+        return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor
+
+    return host_tensor
+
+
+def _gather_padded(original: Any) -> Any:
+    """All-gather along the first dimension, whose parts are padded to the longest one where they differ."""
+
+    def gather(part: torch.Tensor, group: Any, output_split_sizes: Any = None, use_global_buffer: bool = False) -> Any:
+        if output_split_sizes is None or group.size() == 1:
+            return original(part, group, output_split_sizes, use_global_buffer)
+        longest = max(output_split_sizes)
+        padded = part.new_zeros(longest, *part.shape[1:])
+        padded[: part.shape[0]] = part
+        gathered = part.new_empty(group.size() * longest, *part.shape[1:])
+        torch.distributed.all_gather_into_tensor(gathered, padded, group=group)
+        return torch.cat([p[:n] for p, n in zip(gathered.split(longest), output_split_sizes, strict=True)])
+
+    return gather
+
+
+def _reduce_scatter_padded(original: Any) -> Any:
+    """Reduce-scatter along the first dimension, whose parts are padded to the longest one where they differ."""
+
+    def scatter(whole: torch.Tensor, group: Any, input_split_sizes: Any = None, use_global_buffer: bool = False) -> Any:
+        if input_split_sizes is None or group.size() == 1:
+            return original(whole, group, input_split_sizes, use_global_buffer)
+        longest = max(input_split_sizes)
+        padded = whole.new_zeros(group.size(), longest, *whole.shape[1:])
+        for row, part in zip(padded, whole.split(list(input_split_sizes)), strict=True):
+            row[: part.shape[0]] = part
+        mine = whole.new_empty(longest, *whole.shape[1:])
+        torch.distributed.reduce_scatter_tensor(mine, padded.flatten(0, 1), group=group)
+        return mine[: input_split_sizes[group.rank()]]
+
+    return scatter
+
+
 PATCHES = (
     Patch(
         package="megatron-core",
@@ -116,5 +160,57 @@ PATCHES = (
         upstream=f"{_SOURCE}/jit.py#L20",
         until="Megatron-Core lets a configuration turn the fuser off before its modules are imported",
         make=_plain_function,
+    ),
+    Patch(
+        package="megatron-core",
+        versions=_VERSIONS,
+        target="megatron.core.transformer.moe.moe_utils:te_general_gemm",
+        platforms=("cpu", "cuda", "npu"),
+        reason="the router asks whether te_general_gemm is None, a name that is never bound without Transformer Engine",
+        upstream=f"{_SOURCE}/transformer/moe/moe_utils.py#L34",
+        until="Megatron-Core binds the name where it also catches the failed import",
+        make=_as_it_is,
+    ),
+    Patch(
+        package="megatron-core",
+        versions=_VERSIONS,
+        target="megatron.core.transformer.moe.token_dispatcher:maybe_move_tensor_to_cpu",
+        platforms=("cpu",),
+        reason="the counts of tokens for each expert become numbers only on their way from a GPU, and a host's stay "
+        "tensors, which all_to_all_single refuses",
+        upstream=f"{_SOURCE}/transformer/moe/moe_utils.py#L1078",
+        until="maybe_move_tensor_to_cpu heeds as_numpy for tensors that are on the CPU already",
+        make=_host_tensor,
+    ),
+    Patch(
+        package="megatron-core",
+        versions=_VERSIONS,
+        target="megatron.core.transformer.multi_latent_attention:HAVE_TE",
+        platforms=("cpu", "cuda", "npu"),
+        reason="without Transformer Engine its import succeeds with empty names, and latent attention then asks "
+        "isinstance of None; our layers have nothing of it",
+        upstream=f"{_SOURCE}/transformer/multi_latent_attention.py#L51",
+        until="HAVE_TE there says whether Transformer Engine is installed",
+        make=lambda original: False,
+    ),
+    Patch(
+        package="megatron-core",
+        versions=_VERSIONS,
+        target="megatron.core.tensor_parallel.mappings:_gather_along_first_dim",
+        platforms=("cpu",),
+        reason="experts shared by several ranks gather unequal numbers of tokens, and gloo gathers equal ones only",
+        upstream=f"{_SOURCE}/tensor_parallel/mappings.py#L114",
+        until="gloo gathers parts of unequal size",
+        make=_gather_padded,
+    ),
+    Patch(
+        package="megatron-core",
+        versions=_VERSIONS,
+        target="megatron.core.tensor_parallel.mappings:_reduce_scatter_along_first_dim",
+        platforms=("cpu",),
+        reason="experts shared by several ranks scatter unequal numbers of tokens, and gloo scatters equal ones only",
+        upstream=f"{_SOURCE}/tensor_parallel/mappings.py#L155",
+        until="gloo scatters parts of unequal size",
+        make=_reduce_scatter_padded,
     ),
 )

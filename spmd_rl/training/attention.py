@@ -26,11 +26,13 @@ class PackedAttention(MegatronModule):
         attention_type: str,
         attention_dropout: float | None = None,
         softmax_scale: float | None = None,
+        k_channels: int | None = None,
+        v_channels: int | None = None,
         **options: Any,
     ):
         super().__init__(config=config)
         assert config.context_parallel_size == 1
-        self.scale = softmax_scale or 1.0 / math.sqrt(config.kv_channels)
+        self.scale = softmax_scale or 1.0 / math.sqrt(k_channels or config.kv_channels)
 
     def forward(
         self,
@@ -42,10 +44,13 @@ class PackedAttention(MegatronModule):
         attention_bias: torch.Tensor | None = None,
         packed_seq_params: PackedTokens | None = None,
     ) -> torch.Tensor:
-        """query [T, heads/tp, d], key and value [T, kv heads/tp, d] -> [T, heads/tp * d]."""
+        """query [T, heads/tp, d], key [T, kv heads/tp, d], value [T, kv heads/tp, v] -> [T, heads/tp * v]."""
         assert packed_seq_params is not None and attention_bias is None
         attend = _npu_attention if query.device.type == "npu" else _segment_attention
-        return attend(query, key, value, packed_seq_params.segments, self.scale).flatten(1)
+        width = value.shape[-1]
+        # Fused kernels want values as wide as queries; latent attention has narrower ones.
+        value = F.pad(value, (0, query.shape[-1] - width))
+        return attend(query, key, value, packed_seq_params.segments, self.scale)[..., :width].flatten(1)
 
 
 def _segment_attention(

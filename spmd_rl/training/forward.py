@@ -1,6 +1,6 @@
 """Passes of the model over micro-batches, through Megatron's pipeline schedules."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ Loss = Callable[[Packed, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def run_passes(
-    model: torch.nn.Module,
+    model: Sequence[torch.nn.Module],
     policy: PolicyModel,
     place: Place,
     microbatches: list[Packed],
@@ -28,23 +28,24 @@ def run_passes(
 ) -> None:
     """One pass over all micro-batches; `use` sees each one's log-probabilities on the last pipeline stage.
 
-    `model` is what the schedule drives (the policy, or the policy wrapped for gradients). With `backward`, the
+    `model` is what the schedule drives (the policy's chunks, or those wrapped for gradients). With `backward`, the
     gradients of the sum of what `use` returns, over all ranks, are left in the model's gradient buffers.
     """
-    rows = policy.vocab_size // place.tensor_size
+    last = policy.last
+    rows = last.vocab_size // place.tensor_size
     first_row = place.tensor_rank * rows
     real_rows = max(0, min(rows, vocabulary - first_row))
 
-    def step(packs: Iterator[Packed], chunk_of_model: torch.nn.Module) -> tuple[torch.Tensor, Any]:
+    def step(packs: Iterator[Packed], layers: torch.nn.Module) -> tuple[torch.Tensor, Any]:
         packed = next(packs)
-        output = chunk_of_model(packed.tokens, None, None, packed_seq_params=packed.params)
+        output = layers(packed.tokens, None, None, packed_seq_params=packed.params)
 
         def loss(hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
             # gather_hidden is a collective of the tensor group: a micro-batch without samples takes part in it.
-            rows_of_hidden = policy.gather_hidden(hidden).index_select(0, packed.predictors)
+            rows_of_hidden = last.gather_hidden(hidden).index_select(0, packed.predictors)
             logprobs, entropy = token_logprobs(
                 rows_of_hidden,
-                policy.output_weight()[:real_rows],
+                last.output_weight()[:real_rows],
                 packed.targets,
                 temperature,
                 first_row,
@@ -57,8 +58,8 @@ def run_passes(
 
     get_forward_backward_func()(
         forward_step_func=step,
-        data_iterator=iter(microbatches),
-        model=[model],
+        data_iterator=[iter(microbatches) for _ in model],
+        model=list(model),
         num_microbatches=len(microbatches),
         # Only read when every micro-batch has the same length; the stages tell each other the lengths.
         seq_length=max(packed.tokens.shape[1] for packed in microbatches),

@@ -1,5 +1,8 @@
 """What of the trainer leaves the device while the engine holds it."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from megatron.core.distributed import DistributedDataParallel
 
@@ -57,11 +60,15 @@ class Offloaded:
         return sum(self.storages.sizes)
 
 
-def gradient_buffers(wrapped: DistributedDataParallel) -> list[torch.Tensor]:
+def gradient_buffers(wrapped: Sequence[DistributedDataParallel]) -> list[torch.Tensor]:
     """Megatron's contiguous gradient buffers of this rank."""
-    return [buffer.grad_data for buffer in wrapped.buffers + wrapped.expert_parallel_buffers]
+    return [buffer.grad_data for buffer in _buffers(wrapped)]
 
 
-def parameter_buffers(wrapped: DistributedDataParallel) -> list[torch.Tensor]:
+def parameter_buffers(wrapped: Sequence[DistributedDataParallel]) -> list[torch.Tensor]:
     """Megatron's contiguous parameter buffers of this rank."""
-    return [buffer.param_data for buffer in wrapped.buffers + wrapped.expert_parallel_buffers]
+    return [buffer.param_data for buffer in _buffers(wrapped)]
+
+
+def _buffers(wrapped: Sequence[DistributedDataParallel]) -> list[Any]:
+    return [buffer for chunk in wrapped for buffer in chunk.buffers + chunk.expert_parallel_buffers]

@@ -9,16 +9,16 @@ from spmd_rl.training.model import PolicyModel
 from spmd_rl.training.offload import Offloaded, parameter_buffers
 
 
-def wrap_for_gradients(policy: PolicyModel) -> DistributedDataParallel:
-    """The policy with Megatron's gradient buffers around it; gradients are summed over the data-parallel ranks."""
+def wrap_for_gradients(policy: PolicyModel) -> list[DistributedDataParallel]:
+    """The policy's chunks with Megatron's gradient buffers around them.
+
+    Gradients are summed over the data-parallel ranks, those of experts over the ranks that hold the same experts.
+    """
     policy.config.finalize_model_grads_func = _sum_gradients
-    return DistributedDataParallel(
-        policy.config,
-        DistributedDataParallelConfig(
-            use_distributed_optimizer=True, grad_reduce_in_fp32=True, overlap_grad_reduce=False
-        ),
-        policy,
+    buffers = DistributedDataParallelConfig(
+        use_distributed_optimizer=True, grad_reduce_in_fp32=True, overlap_grad_reduce=False
     )
+    return [DistributedDataParallel(policy.config, buffers, chunk) for chunk in policy]
 
 
 def _sum_gradients(model: list[torch.nn.Module], num_tokens: torch.Tensor | None = None, **options: object) -> None:
@@ -29,7 +29,7 @@ def _sum_gradients(model: list[torch.nn.Module], num_tokens: torch.Tensor | None
 class PolicyOptimizer:
     """AdamW whose state is spread over the data-parallel ranks."""
 
-    def __init__(self, wrapped: DistributedDataParallel, train: TrainConfig, dtype: torch.dtype):
+    def __init__(self, wrapped: list[DistributedDataParallel], train: TrainConfig, dtype: torch.dtype):
         self.wrapped = wrapped
         self._offloaded: Offloaded | None = None
         self.optimizer = get_megatron_optimizer(
@@ -45,12 +45,13 @@ class PolicyOptimizer:
                 params_dtype=dtype,
                 use_distributed_optimizer=True,
             ),
-            [wrapped],
+            wrapped,
             use_gloo_process_groups=False,
         )
 
     def zero_gradients(self) -> None:
-        self.wrapped.zero_grad_buffer()
+        for chunk in self.wrapped:
+            chunk.zero_grad_buffer()
         self.optimizer.zero_grad()
 
     def step(self, learning_rate: float) -> tuple[bool, float]:
@@ -64,7 +65,8 @@ class PolicyOptimizer:
         """Optimizer moments and parameters; the moments come into being with the first step."""
         inner = [
             torch_optimizer
-            for chained in getattr(self.optimizer, "chained_optimizers", [self.optimizer])
+            for chained in self.optimizer.chained_optimizers
+            # A stage without experts has nothing for the second of them.
             if (torch_optimizer := chained.optimizer) is not None
         ]
         tensors = [

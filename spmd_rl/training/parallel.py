@@ -7,6 +7,8 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
+from spmd_rl.distributed.layout import TrainLayout
+
 
 @dataclass(frozen=True)
 class Place:
@@ -34,18 +36,23 @@ class Place:
         return self.last_stage and self.tensor_rank == 0
 
 
-def start_parallel(tensor: int, pipeline: int, seed: int) -> Place:
+def start_parallel(layout: TrainLayout, seed: int) -> Place:
     """Make Megatron's process groups; tensor groups are neighbours, pipeline stages farthest apart."""
     parallel_state.initialize_model_parallel(
-        tensor_model_parallel_size=tensor, pipeline_model_parallel_size=pipeline, create_gloo_process_groups=False
+        tensor_model_parallel_size=layout.tensor,
+        pipeline_model_parallel_size=layout.pipeline,
+        virtual_pipeline_model_parallel_size=layout.virtual if layout.virtual > 1 else None,
+        expert_model_parallel_size=layout.expert,
+        expert_tensor_parallel_size=layout.expert_tensor,
+        create_gloo_process_groups=False,
     )
     model_parallel_cuda_manual_seed(seed)
     torch.manual_seed(seed)
     return Place(
         tensor_rank=parallel_state.get_tensor_model_parallel_rank(),
-        tensor_size=tensor,
+        tensor_size=layout.tensor,
         pipeline_rank=parallel_state.get_pipeline_model_parallel_rank(),
-        pipeline_size=pipeline,
+        pipeline_size=layout.pipeline,
         data_rank=parallel_state.get_data_parallel_rank(),
         data_size=parallel_state.get_data_parallel_world_size(),
         tensor_group=parallel_state.get_tensor_model_parallel_group(),

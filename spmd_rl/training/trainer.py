@@ -8,8 +8,10 @@ import torch
 from spmd_rl.algorithms.policy_loss import token_loss
 from spmd_rl.config.config import Config
 from spmd_rl.config.model_shape import ModelShape
+from spmd_rl.distributed.layout import TrainLayout
 from spmd_rl.training.forward import run_passes
-from spmd_rl.training.model import PolicyModel, build_model, transformer_config
+from spmd_rl.training.megatron_config import transformer_config
+from spmd_rl.training.model import PolicyModel, build_model
 from spmd_rl.training.offload import Offloaded, Releasable, gradient_buffers, parameter_buffers
 from spmd_rl.training.optimizer import PolicyOptimizer, wrap_for_gradients
 from spmd_rl.training.packing import Packed, TrainSample, pack
@@ -18,7 +20,7 @@ from spmd_rl.training.parallel import Place
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 Load = Callable[[dict[str, torch.Tensor], str], None]
-"""Fills a shard's parameters from a Hugging Face directory."""
+"""Fills a shard's weights from a Hugging Face directory."""
 
 
 @dataclass
@@ -34,8 +36,16 @@ class Learned:
 class Trainer:
     """Megatron-Core's side of a rank."""
 
-    def __init__(self, config: Config, shape: ModelShape, place: Place, device: torch.device, load: Load):
-        self.config, self.shape, self.place, self.device = config, shape, place, device
+    def __init__(
+        self,
+        config: Config,
+        shape: ModelShape,
+        layout: TrainLayout,
+        place: Place,
+        device: torch.device,
+        load: Load,
+    ):
+        self.config, self.shape, self.layout, self.place, self.device = config, shape, layout, place, device
         self.dtype = DTYPES[config.model.dtype]
         self.policy = self._build(config.model.path, load)
         self.reference: PolicyModel | None = None
@@ -51,22 +61,16 @@ class Trainer:
         self.reference_on_device.offload()
 
     def _build(self, path: str, load: Load) -> PolicyModel:
-        parallel = self.config.parallel
         config = transformer_config(
-            self.shape,
-            self.dtype,
-            parallel.tensor,
-            parallel.pipeline,
-            parallel.sequence,
-            self.config.train.recompute,
+            self.shape, self.layout, self.dtype, self.config.parallel.sequence, self.config.train.recompute
         )
-        model = build_model(self.shape, config).to(self.device)
-        load({name: parameter.data for name, parameter in model.named_parameters()}, path)
+        model = build_model(self.shape, self.layout, config).to(self.device)
+        load(model.weights(), path)
         return model
 
     def parameters(self) -> dict[str, torch.Tensor]:
-        """The policy's parameters by their Megatron names."""
-        return {name: parameter.data for name, parameter in self.policy.named_parameters()}
+        """The policy's weights by their Megatron names, see PolicyModel.weights."""
+        return self.policy.weights()
 
     def release(self) -> None:
         """Leave the device to the engine, after the engine has the weights."""
@@ -84,10 +88,13 @@ class Trainer:
     def pack(self, microbatches: Sequence[Sequence[Sequence[TrainSample]]], share_prompts: bool) -> list[Packed]:
         """Lay out micro-batches for this rank's layout."""
         multiple = self.place.tensor_size if self.policy.config.sequence_parallel else 1
-        return [pack(groups, multiple, share_prompts, self.device) for groups in microbatches]
+        # The schedule of a virtual pipeline takes micro-batches in rounds of as many as there are stages.
+        rest = -len(microbatches) % self.layout.pipeline if self.layout.virtual > 1 else 0
+        laid = [*microbatches, *([] for _ in range(rest))]
+        return [pack(groups, multiple, share_prompts, self.device) for groups in laid]
 
     def _run(
-        self, model: torch.nn.Module, policy: PolicyModel, packs: list[Packed], use: Callable, backward: bool
+        self, model: Sequence[torch.nn.Module], policy: PolicyModel, packs: list[Packed], use: Callable, backward: bool
     ) -> None:
         run_passes(
             model,

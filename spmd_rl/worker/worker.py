@@ -54,10 +54,10 @@ class Worker:
         self.rollout_layout = RolloutLayout(config.rollout.tensor, world.size)
         self.replica = self.rollout_layout.replica(world.rank)
         self.owns_samples = self.rollout_layout.tensor_rank(world.rank) == 0
-        self.place = start_parallel(config.parallel.tensor, config.parallel.pipeline, config.run.seed)
+        self.place = start_parallel(self.train_layout, config.run.seed)
         device = torch.device(platform.device_type, *([world.local_rank] if platform.device_type != "cpu" else []))
         self.shard = megatron_shard(shape, self.train_layout, world.rank)
-        self.trainer = Trainer(config, shape, self.place, device, self._load)
+        self.trainer = Trainer(config, shape, self.train_layout, self.place, device, self._load)
         self.engine = Engine(
             config.model.path,
             shape,

@@ -6,16 +6,73 @@ import pytest
 import torch
 
 from spmd.ranks import run_ranks
+from tiny_models import make_tiny
 
 ALGORITHM = {"kl_coefficient": 0.1, "entropy_coefficient": 0.01}
-FAMILIES = ("qwen2-tied", "qwen3", "llama")
 TEMPERATURE = 0.8
 BUDGET = 70
-# (tensor, pipeline, sequence parallel), by number of ranks; what they leave of the ranks is data parallel
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "original_max_position_embeddings": 8,
+    "beta_fast": 4,
+    "beta_slow": 1,
+}
+SMALL_LATENT = {"kv_lora_rank": 40, "qk_rope_head_dim": 16}
+# Besides the models that all tests share.
+MODELS = {
+    "qwen3-yarn": ("qwen3", {"rope_parameters": YARN}),
+    "qwen2_moe": ("qwen2_moe", {}),
+    "qwen3_moe": ("qwen3_moe", {}),
+    "deepseek_v3": ("deepseek_v3", SMALL_LATENT),
+    "deepseek_v3-yarn": (
+        "deepseek_v3",
+        SMALL_LATENT | {"q_lora_rank": None, "rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 0.7}},
+    ),
+}
+DENSE = ("qwen2-tied", "qwen3", "llama")
+FAMILIES = (*DENSE, *MODELS)
+
+
+def tp(size, **others):
+    return {"tensor": size, **others}
+
+
+def pp(size, **others):
+    return {"pipeline": size, **others}
+
+
+def ep(size, **others):
+    return {"expert": size, **others}
+
+
+# By number of ranks: layouts of each model; what they leave of the ranks is data parallel.
 LAYOUTS = {
-    1: [(1, 1, True)],
-    2: [(2, 1, True), (2, 1, False), (1, 2, True), (1, 1, True)],
-    4: [(4, 1, True), (2, 2, True), (2, 2, False), (2, 1, True), (1, 2, True), (1, 4, True), (1, 1, True)],
+    1: {family: [{}] for family in FAMILIES},
+    2: {
+        "qwen2-tied": [tp(2), pp(2), {}, pp(2, layers_per_stage=(1, 3)), pp(2, virtual=2)],
+        "qwen3": [tp(2), tp(2, sequence=False), pp(2)],
+        "llama": [tp(2), {}, pp(2, virtual=2)],
+        "qwen2_moe": [tp(2), tp(2, expert=2), tp(2, expert_tensor=2), {}],
+        "qwen3_moe": [ep(2), tp(2, expert=2), pp(2, virtual=2)],
+        "deepseek_v3": [tp(2), tp(2, expert=2), ep(2), pp(2, layers_per_stage=(1, 3)), pp(2, virtual=2)],
+        "deepseek_v3-yarn": [tp(2, expert_tensor=2), {}],
+    },
+    4: {
+        "qwen2-tied": [tp(2), pp(4), tp(2, pipeline=2)],
+        "qwen3": [tp(4), pp(2, virtual=2), tp(2, pipeline=2, sequence=False)],
+        "llama": [{}, tp(2, pipeline=2, virtual=2, layers_per_stage=(1, 1, 1, 1))],
+        "qwen2_moe": [tp(2, pipeline=2), ep(4), tp(2, expert=2)],
+        "qwen3_moe": [ep(2, pipeline=2), tp(2, expert=2, expert_tensor=2), tp(4, expert=2, expert_tensor=2)],
+        "deepseek_v3": [
+            tp(2, expert=2, pipeline=2),
+            tp(2, expert=4),
+            ep(2, pipeline=2, virtual=2),
+            tp(2, expert=2, expert_tensor=2),
+        ],
+        "deepseek_v3-yarn": [tp(2, expert=2), ep(2, pipeline=2, layers_per_stage=(3, 1))],
+    },
 }
 # (shared prompts, tokens of a micro-batch, other settings of the case), on one rank
 PACKINGS = [
@@ -25,19 +82,26 @@ PACKINGS = [
     (False, 40, {}),
     (True, 4096, {"chunk": 1000, "recompute": True}),
 ]
+PACKED_FAMILIES = ("qwen2-tied", "qwen3", "qwen2_moe", "deepseek_v3", "deepseek_v3-yarn")
 
 
-def case(directory, tensor=1, pipeline=1, sequence=True, share=True, budget=BUDGET, **others):
+def case(directory, layout=None, share=True, budget=BUDGET, **others):
     return {
         "model": str(directory),
-        "tensor": tensor,
-        "pipeline": pipeline,
-        "sequence": sequence,
+        "parallel": layout or {},
         "share": share,
         "budget": budget,
         "algorithm": ALGORITHM,
         "temperature": TEMPERATURE,
     } | others
+
+
+@pytest.fixture(scope="module")
+def models(tiny_models, tmp_path_factory):
+    """Name -> directory of a tiny random model."""
+    root = tmp_path_factory.mktemp("sparse")
+    made = {name: str(make_tiny(root / name, family, **others)) for name, (family, others) in MODELS.items()}
+    return tiny_models | made
 
 
 def merged(reports: list[dict], index: int) -> SimpleNamespace:
@@ -48,12 +112,29 @@ def merged(reports: list[dict], index: int) -> SimpleNamespace:
         for name, value in one["sums"].items():
             sums[name] = sums.get(name, 0.0) + value
     logprobs = {int(k): v for one in each for k, v in one["logprobs"].items()}
-    return SimpleNamespace(sums=sums, logprobs=logprobs, grad_norms=[one["grad_norm"] for one in each], each=each)
+    gaps: dict[str, float] = {}
+    for one in each:
+        for name, gap in (one["gradients"] or {}).items():
+            gaps[name] = max(gaps.get(name, 0.0), gap)
+    norms = [one["grad_norm"] for one in each]
+    return SimpleNamespace(sums=sums, logprobs=logprobs, grad_norms=norms, gradient_gaps=gaps)
+
+
+def by_published_name(name: str, gradient: torch.Tensor) -> dict[str, torch.Tensor]:
+    """A gradient by the names that are saved: transformers computes with all experts of a layer in one tensor."""
+    stem, _, kind = name.rpartition(".")
+    if not stem.endswith("mlp.experts"):
+        return {name: gradient}
+    if kind == "down_proj":
+        return {f"{stem}.{e}.down_proj.weight": part for e, part in enumerate(gradient)}
+    assert kind == "gate_up_proj"
+    halves = {"gate_proj": gradient.chunk(2, 1)[0], "up_proj": gradient.chunk(2, 1)[1]}
+    return {f"{stem}.{e}.{half}.weight": part for half, all_of in halves.items() for e, part in enumerate(all_of)}
 
 
 @pytest.fixture(scope="module")
-def huggingface(tiny_models):
-    """What transformers computes for the same samples: log-probabilities, loss and the norm of its gradient."""
+def huggingface(models, tmp_path_factory):
+    """What transformers computes for the same samples: log-probabilities, loss, gradient and its norm."""
     from transformers import AutoModelForCausalLM
 
     from spmd.samples import advantages_of, make_samples, perturb
@@ -62,9 +143,7 @@ def huggingface(tiny_models):
 
     results = {}
     for family in FAMILIES:
-        model = AutoModelForCausalLM.from_pretrained(
-            tiny_models[family], dtype=torch.float32, attn_implementation="eager"
-        )
+        model = AutoModelForCausalLM.from_pretrained(models[family], dtype=torch.float32, attn_implementation="eager")
         samples, tickets = make_samples(model.config.vocab_size)
         total = sum(ticket.response_tokens for ticket in tickets)
         advantages = advantages_of(samples)
@@ -88,55 +167,66 @@ def huggingface(tiny_models):
             for name, sample in samples.items()
         )
         (loss / total).backward()
+        gradients = {}
+        for name, parameter in model.named_parameters():
+            gradients |= by_published_name(name, parameter.grad)
+        file = tmp_path_factory.mktemp("gradients") / f"{family}.pt"
+        torch.save({name: gradient.clone() for name, gradient in gradients.items()}, file)
         norm = torch.stack([parameter.grad.norm() for parameter in model.parameters()]).norm()
         results[family] = SimpleNamespace(
             logprobs={name: value.tolist() for name, value in logprobs.items()},
             grad_norm=float(norm),
+            gradients=gradients.keys(),
+            file=str(file),
             entropy=float(sum(entropy.sum() for entropy in entropies.values())),
         )
     return results
 
 
-def check_equal_to_huggingface(found: SimpleNamespace, expected: SimpleNamespace) -> None:
+def check_equal_to_huggingface(found: SimpleNamespace, expected: SimpleNamespace, what: str) -> None:
     assert found.logprobs.keys() == expected.logprobs.keys()
     for name, values in expected.logprobs.items():
-        assert found.logprobs[name] == pytest.approx(values, abs=1e-4)
-    assert found.grad_norms == pytest.approx([expected.grad_norm] * len(found.grad_norms), rel=1e-4)
-    assert found.sums["actor/entropy"] == pytest.approx(expected.entropy, rel=1e-4)
+        assert found.logprobs[name] == pytest.approx(values, abs=1e-4), what
+    assert found.grad_norms == pytest.approx([expected.grad_norm] * len(found.grad_norms), rel=1e-4), what
+    assert found.sums["actor/entropy"] == pytest.approx(expected.entropy, rel=1e-4), what
+    gaps = found.gradient_gaps
+    assert gaps.keys() == expected.gradients, what
+    assert max(gaps.values()) < 1e-4, sorted(gaps.items(), key=lambda item: -item[1])[:9] + [what]
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_every_layout_has_the_log_probabilities_and_gradient_of_huggingface(ranks, tiny_models, huggingface):
-    cases = [case(tiny_models[family], *layout) for family in FAMILIES for layout in LAYOUTS[ranks]]
+def test_every_layout_has_the_log_probabilities_and_gradient_of_huggingface(ranks, models, huggingface):
+    named = [(family, layout) for family, layouts in LAYOUTS[ranks].items() for layout in layouts]
+    cases = [case(models[family], layout, gradients=huggingface[family].file) for family, layout in named]
     reports = run_ranks("spmd.training_ranks", ranks, {"cases": cases})
     losses: dict[str, dict[str, float]] = {}
-    for index, one in enumerate(cases):
-        family = FAMILIES[index // len(LAYOUTS[ranks])]
+    for index, (family, layout) in enumerate(named):
         found = merged(reports, index)
-        check_equal_to_huggingface(found, huggingface[family])
+        check_equal_to_huggingface(found, huggingface[family], f"{family} {layout}")
         assert found.sums["actor/pg_clipfrac"] > 0, "the case is too easy: nothing is clipped"
         first = losses.setdefault(family, found.sums)
-        assert found.sums == pytest.approx(first, rel=1e-4), f"{one} against the first layout"
+        assert found.sums == pytest.approx(first, rel=1e-4), f"{family} {layout} against the first layout"
 
 
-def test_sharing_prompts_and_the_size_of_micro_batches_change_nothing(tiny_models, huggingface):
+def test_sharing_prompts_and_the_size_of_micro_batches_change_nothing(models, huggingface):
+    named = [(family, *packing) for family in PACKED_FAMILIES for packing in PACKINGS]
     cases = [
-        case(tiny_models[family], share=share, budget=budget, **others)
-        for family in FAMILIES
-        for share, budget, others in PACKINGS
+        case(models[family], share=share, budget=budget, gradients=huggingface[family].file, **others)
+        for family, share, budget, others in named
     ]
     reports = run_ranks("spmd.training_ranks", 1, {"cases": cases})
-    for index in range(len(cases)):
-        check_equal_to_huggingface(merged(reports, index), huggingface[FAMILIES[index // len(PACKINGS)]])
+    for index, (family, *packing) in enumerate(named):
+        check_equal_to_huggingface(merged(reports, index), huggingface[family], f"{family} {packing}")
     shared, apart, small = (reports[0]["cases"][index] for index in range(3))
     assert shared["tokens"] < 0.7 * apart["tokens"]
     assert small["microbatches"] > shared["microbatches"]
 
 
-def test_bf16_stays_close_to_fp32_in_every_layout(tiny_models):
-    layouts = LAYOUTS[2]
-    cases = [case(tiny_models["qwen2-tied"], *layout, dtype="bfloat16") for layout in layouts]
-    cases.append(case(tiny_models["qwen2-tied"]))
+@pytest.mark.parametrize("family", ["qwen2-tied", "deepseek_v3"])
+def test_bf16_stays_close_to_fp32_in_every_layout(family, models):
+    layouts = LAYOUTS[2][family]
+    cases = [case(models[family], layout, dtype="bfloat16") for layout in layouts]
+    cases.append(case(models[family]))
     reports = run_ranks("spmd.training_ranks", 2, {"cases": cases})
     exact = merged(reports, len(layouts))
     for index in range(len(layouts)):

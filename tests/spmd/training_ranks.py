@@ -38,27 +38,31 @@ def main() -> None:
         config = dataclasses.replace(
             base,
             model=dataclasses.replace(base.model, path=case["model"], dtype=case.get("dtype", "float32")),
-            parallel=dataclasses.replace(
-                base.parallel, tensor=case["tensor"], pipeline=case["pipeline"], sequence=case.get("sequence", True)
-            ),
+            parallel=dataclasses.replace(base.parallel, **case["parallel"]),
             algorithm=dataclasses.replace(base.algorithm, **case.get("algorithm", {})),
             train=dataclasses.replace(
-                base.train, logprob_chunk_tokens=case.get("chunk", 7), recompute=case.get("recompute", False)
+                base.train,
+                logprob_chunk_tokens=case.get("chunk", 7),
+                recompute=case.get("recompute", False),
+                # The norm is computed, and the gradients stay as they are.
+                clip_grad=1e9,
             ),
             rollout=dataclasses.replace(base.rollout, temperature=case.get("temperature", 0.8)),
         )
         if parallel_state.model_parallel_is_initialized():
             parallel_state.destroy_model_parallel()
-        place = start_parallel(case["tensor"], case["pipeline"], 1)
-        layout = TrainLayout(case["tensor"], case["pipeline"], config.parallel.data(world.size))
+        layout = TrainLayout.of(config.parallel, world.size)
+        place = start_parallel(layout, 1)
         shard = megatron_shard(shape, layout, world.rank)
         trainer = Trainer(
             config,
             shape,
+            layout,
             place,
             torch.device("cpu"),
             lambda p, path, shard=shard, shape=shape: load_shard(path, shard, p, shape),
         )
+        assert trainer.parameters().keys() == shard.params.keys()
         samples, tickets = make_samples(shape.vocabulary)
         advantages = advantages_of(samples)
         total = sum(ticket.response_tokens for ticket in tickets)
@@ -85,9 +89,48 @@ def main() -> None:
                 "logprobs": scored,
                 "microbatches": len(packs),
                 "tokens": sum(pack.tokens.shape[1] for pack in packs),
+                "gradients": compare_gradients(trainer, shard, case["gradients"]) if "gradients" in case else None,
             }
         )
     report(world.rank, {"cases": results})
+
+
+def compare_gradients(trainer, shard, expected_file: str) -> dict[str, float]:
+    """Hugging Face name -> largest difference of the gradients of this rank's part, relative to the tensor's largest.
+
+    `expected_file`: Hugging Face's gradients, by name.
+    """
+    import torch
+
+    from spmd_rl.weights.move import view
+
+    expected = torch.load(expected_file)
+    gather_gradients(trainer.wrapped)
+    inside = trainer.policy if len(trainer.policy) > 1 else trainer.policy[0]
+    gradients = {name: parameter.main_grad for name, parameter in inside.named_parameters()}
+    worst: dict[str, float] = {}
+    for piece in shard.pieces:
+        if piece.param not in gradients:  # a buffer
+            continue
+        box = tuple(slice(a, a + n) for a, n in zip(piece.start, piece.shape, strict=True))
+        gap = (view(gradients[piece.param], piece.at, piece.shape) - expected[piece.tensor][box]).abs().max()
+        relative = float(gap / expected[piece.tensor].abs().max().clamp(min=1e-12))
+        worst[piece.tensor] = max(worst.get(piece.tensor, 0.0), relative)
+    return worst
+
+
+def gather_gradients(wrapped) -> None:
+    """Bring the parts of the reduced gradients together, which the distributed optimizer leaves one on each rank."""
+    import torch.distributed as dist
+
+    for chunk in wrapped:
+        for buffer in chunk.buffers + chunk.expert_parallel_buffers:
+            group = buffer.data_parallel_group
+            for bucket in buffer.buckets:
+                for rank, part in enumerate(bucket.grad_data.chunk(group.size())):
+                    if rank != group.rank():
+                        part.zero_()
+                dist.all_reduce(bucket.grad_data, group=group)
 
 
 if __name__ == "__main__":

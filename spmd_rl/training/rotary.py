@@ -1,0 +1,107 @@
+"""Rotary positions: the frequencies that config.json means, and their angles at the packed tokens' own positions."""
+
+import math
+from typing import Any
+
+import torch
+
+from spmd_rl.config.model_shape import ModelShape
+from spmd_rl.training.packing import PackedTokens
+
+
+class PositionRotary(torch.nn.Module):
+    """Rotary angles at the positions that the packed tokens name, instead of at 0..T-1.
+
+    Stands where Megatron's RotaryEmbedding would; what Megatron passes from `get_rotary_seq_len` to `forward` as a
+    length are here the positions themselves.
+    """
+
+    def __init__(self, inverse_frequencies: torch.Tensor):
+        super().__init__()
+        self.register_buffer("inverse_frequencies", inverse_frequencies, persistent=False)
+
+    def get_rotary_seq_len(
+        self, inference: Any, decoder: Any, decoder_input: Any, config: Any, packed: PackedTokens
+    ) -> torch.Tensor:
+        return packed.positions
+
+    def forward(self, positions: torch.Tensor, packed_seq: bool = True, cp_group: Any = None) -> Any:
+        """positions [T] -> angles [T, 1, 1, d]."""
+        angles = torch.outer(positions.float(), self.inverse_frequencies)  # [T, d/2]
+        return torch.cat((angles, angles), dim=-1)[:, None, None]
+
+
+class LatentRotary(PositionRotary):
+    """The same for latent attention, which asks for the factor on sine and cosine together with the angles."""
+
+    def __init__(self, inverse_frequencies: torch.Tensor, factor: float):
+        super().__init__(inverse_frequencies)
+        self.factor = factor
+
+    def forward(self, positions: torch.Tensor, packed_seq: bool = True, cp_group: Any = None) -> Any:
+        """positions [T] -> (angles [T, 1, 1, d], factor)."""
+        return super().forward(positions), self.factor
+
+
+def inverse_frequencies(shape: ModelShape) -> torch.Tensor:
+    """Rotary frequencies [d/2] of the model, with the scaling that config.json asks for.
+
+    Raises ValueError for a scaling that is not known here.
+    """
+    dim = shape.mla.rope_dim if shape.mla is not None else shape.head_dim
+    inverse = 1.0 / shape.rope_theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)
+    scaling = shape.rope_scaling
+    if scaling is None:
+        return inverse
+    if scaling["rope_type"] == "linear":
+        return inverse / scaling["factor"]
+    if scaling["rope_type"] == "llama3":
+        return _llama3(inverse, scaling)
+    if scaling["rope_type"] == "yarn":
+        return _yarn(inverse, shape.rope_theta, scaling)
+    raise ValueError(
+        f"model.path: rope scaling '{scaling['rope_type']}' in config.json is not supported; default, linear, llama3 "
+        "and yarn are"
+    )
+
+
+def angle_factor(shape: ModelShape) -> float:
+    """What YaRN multiplies sine and cosine with; 1 without YaRN. (As transformers' `_compute_yarn_parameters`.)"""
+    scaling = shape.rope_scaling
+    if scaling is None or scaling["rope_type"] != "yarn":
+        return 1.0
+    if scaling.get("attention_factor") is not None:
+        return float(scaling["attention_factor"])
+    factor, mscale, mscale_all = scaling["factor"], scaling.get("mscale"), scaling.get("mscale_all_dim")
+    if mscale and mscale_all:
+        return yarn_magnitude(factor, mscale) / yarn_magnitude(factor, mscale_all)
+    return yarn_magnitude(factor, 1.0)
+
+
+def yarn_magnitude(factor: float, mscale: float) -> float:
+    """YaRN's temperature for a context that is `factor` times as long (arXiv 2309.00071, equation 22)."""
+    return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
+def _llama3(inverse: torch.Tensor, scaling: dict[str, Any]) -> torch.Tensor:
+    factor, low, high = scaling["factor"], scaling["low_freq_factor"], scaling["high_freq_factor"]
+    original = scaling["original_max_position_embeddings"]
+    wavelength = 2 * math.pi / inverse
+    smooth = ((original / wavelength - low) / (high - low)).clamp(0.0, 1.0)
+    return (1 - smooth) * inverse / factor + smooth * inverse
+
+
+def _yarn(inverse: torch.Tensor, theta: float, scaling: dict[str, Any]) -> torch.Tensor:
+    """Fast rotations stay, slow ones are interpolated, with a ramp between (arXiv 2309.00071, section 3.2)."""
+    dim = 2 * len(inverse)
+    original = scaling["original_max_position_embeddings"]
+
+    def dimension(rotations: float) -> float:
+        return dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = dimension(scaling.get("beta_fast") or 32), dimension(scaling.get("beta_slow") or 1)
+    if scaling.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    ramp = ((torch.arange(dim // 2, dtype=torch.float32) - low) / max(high - low, 0.001)).clamp(0.0, 1.0)
+    return inverse * (1 - ramp) + inverse / scaling["factor"] * ramp
