@@ -1,0 +1,136 @@
+"""Laws of the engine: what a refresh writes is what vLLM would have loaded, and it computes what Hugging Face does."""
+
+import itertools
+
+import pytest
+import torch
+
+from spmd.engine_ranks import TEMPERATURE
+from spmd.ranks import run_ranks
+from tiny_models import make_tiny
+
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "original_max_position_embeddings": 128,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+}
+MODELS = {
+    "llama": ("llama", {}),
+    "qwen2-tied": ("qwen2", {"tied": True}),
+    "qwen3": ("qwen3", {}),
+    "qwen2_moe": ("qwen2_moe", {}),
+    "qwen3_moe": ("qwen3_moe", {}),
+    "deepseek_v3": ("deepseek_v3", {}),
+    "deepseek_v3-yarn": ("deepseek_v3", {"q_lora_rank": None, "rope_parameters": YARN}),
+}
+SPARSE = tuple(name for name in MODELS if "moe" in name or "deepseek" in name)
+# Model, tensor, data, expert parallel, by number of ranks: with four, two groups side by side, and one of everything.
+CASES = {
+    1: [(name, 1, 1, False) for name in MODELS],
+    2: [
+        *((name, 2, 1, False) for name in MODELS),
+        *((name, 2, 1, True) for name in SPARSE),
+        *((name, 1, 2, True) for name in SPARSE),
+        ("qwen2_moe", 1, 2, False),
+    ],
+    4: [("deepseek_v3", 1, 2, True), ("qwen3_moe", 2, 2, True)],
+}
+REQUESTS = 3
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Name -> two directories: the same model with other weights."""
+    root = tmp_path_factory.mktemp("engine")
+    return {
+        name: [str(make_tiny(root / f"{name}-{seed}", family, layers=2, seed=seed, **others)) for seed in (7, 8)]
+        for name, (family, others) in MODELS.items()
+    }
+
+
+@pytest.fixture(scope="module", params=CASES, ids=lambda ranks: f"{ranks}-ranks")
+def cases(request, models):
+    """Case -> what each rank found."""
+    ranks = request.param
+    asked = [
+        {
+            "models": models[name],
+            "tensor": tensor,
+            "data": data,
+            "expert": expert,
+            # Requests of each replica; replicas that run in step also with unequal numbers, one of them with none.
+            "counts": [[REQUESTS] * (ranks // tensor)] + ([[0, 2] * (ranks // tensor // 2)] if data > 1 else []),
+        }
+        for name, tensor, data, expert in CASES[ranks]
+    ]
+    reports = run_ranks("spmd.engine_ranks", ranks, {"cases": asked})
+    return {case: [report["cases"][i] for report in reports] for i, case in enumerate(CASES[ranks])}
+
+
+@pytest.fixture(scope="module")
+def reference(models):
+    """Log-probabilities of a sample's response in Hugging Face's model of a name and refresh."""
+    import transformers
+
+    found: dict = {}
+    loaded: dict = {}
+
+    def logprobs(name, refresh, sample):
+        key = (name, refresh, *sample["prompt"], -1, *sample["response"])
+        if key not in found:
+            path = models[name][refresh]
+            if path not in loaded:
+                model = transformers.AutoModelForCausalLM.from_pretrained(
+                    path, dtype=torch.float32, attn_implementation="eager"
+                )
+                loaded[path] = model.eval()
+            response = torch.tensor(sample["response"])
+            with torch.no_grad():
+                logits = loaded[path](torch.tensor([sample["prompt"] + sample["response"]])).logits[0]
+            scaled = logits[len(sample["prompt"]) - 1 : -1] / TEMPERATURE
+            found[key] = scaled.log_softmax(-1).gather(1, response[:, None])[:, 0]
+        return found[key]
+
+    return logprobs
+
+
+def test_the_tables_write_what_vllms_own_loader_does(cases):
+    assert {
+        case: [rank["unlike"] for rank in ranks] for case, ranks in cases.items() if any(r["unlike"] for r in ranks)
+    } == {}
+
+
+def test_log_probabilities_are_hugging_faces_after_every_refresh(cases, reference):
+    for (name, *_), ranks in cases.items():
+        for found in ranks:
+            for refresh, generated in enumerate(found["refreshes"]):
+                for sample in itertools.chain(*generated):
+                    gap = torch.tensor(sample["logprobs"]) - reference(name, refresh, sample)
+                    assert gap.abs().max() < 1e-4, (name, refresh, gap)
+
+
+def test_samples_are_the_same_on_every_rank_and_replica(cases):
+    for ranks in cases.values():
+        first = ranks[0]["refreshes"]
+        for refresh, found in itertools.product(range(2), ranks):
+            every = [generated[0] for generated in (first[refresh], found["refreshes"][refresh])]
+            assert [[s["response"] for s in samples] for samples in every][0] == [s["response"] for s in every[1]]
+            assert len(every[1]) == REQUESTS
+
+
+def test_replicas_that_run_in_step_may_have_unequal_numbers_of_requests(cases):
+    for (_, tensor, data, _), ranks in cases.items():
+        if data > 1:
+            for rank, found in enumerate(ranks):
+                counts = [[len(samples) for samples in generated] for generated in found["refreshes"]]
+                assert counts == [[REQUESTS, 2 * (rank // tensor % 2)]] * 2
+
+
+def test_asleep_no_weight_takes_memory_and_awake_only_what_is_read_as_it_is(cases):
+    for ranks in cases.values():
+        for found in ranks:
+            assert found["asleep"] == 0
+            assert 0 < found["awake"]
