@@ -44,6 +44,9 @@ def main(argv: list[str]) -> int:
     except (ValueError, OSError) as error:
         print(f"error: {in_flags(str(error))}", file=sys.stderr, flush=True)
         return 2
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on from here", file=sys.stderr, flush=True)
+        return 130
     finally:
         if many:
             dist.destroy_process_group()

@@ -71,7 +71,10 @@ class Stored:
 def write_chunk(stream: io.BufferedWriter, file: str, chunk: Box, values: torch.Tensor) -> Stored:
     """Append a chunk to an open file of that name."""
     offset = stream.tell()
-    torch.save(values, stream)
+    try:
+        torch.save(values, stream)
+    except RuntimeError as error:  # torch's way to say that a write failed
+        raise OSError(f"{stream.name}: can't be written ({_first_line(error)})") from error
     return Stored(chunk, file, offset, stream.tell() - offset)
 
 
@@ -98,9 +101,9 @@ def write_index(
         key: TensorStorageMetadata(TensorProperties(dtype=dtypes[key]), torch.Size(size), chunks[key])
         for key, size in sizes.items()
     }
-    # One object that is None serves all keys: the format doesn't mind.
+    # One object serves all keys, which the format doesn't mind; in a list, as Megatron packs what a rank saves of a key.
     with (directory / _EMPTY).open("wb") as stream:
-        torch.save(None, stream)
+        torch.save([None], stream)
         length = stream.tell()
         _sync(stream)
     for key in empty:
