@@ -26,7 +26,8 @@ def run_grpo(config: Config, ranks: Ranks, story: Story, log: RunLog) -> None:
         with log.step(step + 1) as timed:
             rows = order.take(step, train.prompts_per_step)
             # Weights are refreshed on entry; vLLM holds the device inside.
-            with ranks.rollout_mode(timed) as moved, timed("rollout"):
+            canary = due(step, config.rollout.canary_steps)
+            with ranks.rollout_mode(timed, canary) as moved, timed("rollout"):
                 samples, rollout = ranks.generate("train", rows, step, algorithm.samples_per_prompt, greedy=False)
             # Rule rewards were computed as sequences finished.
             scored, grading = ranks.rewards()

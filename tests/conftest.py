@@ -10,6 +10,18 @@ import pytest
 from tiny_models import make_tiny
 from tiny_tokenizer import make_tokenizer
 
+# As DeepSeek-V3 is published, for fewer positions.
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "original_max_position_embeddings": 128,
+    "beta_fast": 32,
+    "beta_slow": 1,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+}
+
 
 @pytest.fixture(scope="session")
 def tiny_models(tmp_path_factory):
@@ -19,6 +31,10 @@ def tiny_models(tmp_path_factory):
         "llama": make_tiny(root / "llama", "llama"),
         "qwen2-tied": make_tiny(root / "qwen2-tied", "qwen2", tied=True),
         "qwen3": make_tiny(root / "qwen3", "qwen3"),
+        "qwen2_moe": make_tiny(root / "qwen2_moe", "qwen2_moe"),
+        "qwen3_moe": make_tiny(root / "qwen3_moe", "qwen3_moe"),
+        "deepseek_v3": make_tiny(root / "deepseek_v3", "deepseek_v3"),
+        "deepseek_v3-yarn": make_tiny(root / "deepseek_v3-yarn", "deepseek_v3", q_lora_rank=None, rope_parameters=YARN),
     }
     for directory in directories.values():
         make_tokenizer(directory)

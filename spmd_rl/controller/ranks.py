@@ -58,28 +58,32 @@ class Ranks:
         return self.commands.collect(self.worker.do(name, arguments))
 
     @contextmanager
-    def rollout_mode(self, timed: Timed = untimed) -> Iterator[dict[str, float]]:
-        """vLLM holds the device inside, with the policy's weights; yields what the refresh moved."""
+    def rollout_mode(self, timed: Timed = untimed, canary: bool = False) -> Iterator[dict[str, float]]:
+        """vLLM holds the device inside, with the policy's weights; yields what the refresh moved.
+
+        `canary`: both engines score the same few tokens; their difference is among what was yielded, afterwards.
+        """
         with timed("reshard_to_infer"):
-            moved = self.to_rollout()
+            moved = self.to_rollout(canary)
         yield moved
         # Not after an error: it may be that a rank no longer answers.
         with timed("reshard_to_train"):
-            self.to_training()
+            moved |= self.to_training()
 
     @verb
-    def to_rollout(self) -> dict[str, float]:
+    def to_rollout(self, canary: bool = False) -> dict[str, float]:
         """Refresh vLLM from Megatron, prove it, and give vLLM the device. Returns metrics."""
-        answers = self._all("to_rollout")
+        answers = self._all("to_rollout", canary=canary)
         return {
             "bytes/reshard_to_infer/network": max(answer["network_bytes"] for answer in answers),
             "bytes/reshard_to_infer/local": max(answer["local_bytes"] for answer in answers),
         }
 
     @verb
-    def to_training(self) -> None:
-        """Give Megatron the device."""
-        self._all("to_training")
+    def to_training(self) -> dict[str, float]:
+        """Give Megatron the device, and let it score the canary that vLLM made, if it did. Returns metrics."""
+        gaps = self._all("to_training")
+        return {} if gaps[0] is None else {"correction/canary_gap": gaps[0]}
 
     @verb
     def generate(

@@ -23,19 +23,25 @@ class Residency:
     world: World
     train_layout: TrainLayout
     rollout_layout: RolloutLayout
+    bucket_bytes: int
     give_back_memory: Callable[[], None]
 
     def __post_init__(self) -> None:
         shape, rank, ranks = self.trainer.shape, self.world.rank, range(self.world.size)
         sources = [megatron_shard(shape, self.train_layout, other) for other in ranks]
         destinations = [vllm_shard(shape, self.rollout_layout, other) for other in ranks]
+        bucket = max(1, self.bucket_bytes // self.trainer.dtype.itemsize)
         self.mover = Mover(
-            plan(sources, destinations, rank, self.world.ranks_per_node), sources[rank], control=self.world.payload
+            plan(sources, destinations, rank, self.world.ranks_per_node, bucket),
+            sources[rank],
+            control=self.world.payload,
+            sources=sources,
         )
         self.destination = destinations[rank]
         boxes = common_boxes([*sources, *destinations])
         self.trained = Checksums(sources[rank], boxes, "training")
         self.rolled_out = Checksums(destinations[rank], boxes, "rollout")
+        self.refreshes = 0
 
     def to_rollout(self) -> Traffic:
         """Write the policy into the engine, prove that it arrived, and leave the device to the engine.
@@ -45,10 +51,19 @@ class Residency:
         self.trainer.gradients.release()
         self.give_back_memory()
         self.engine.wake_weights()
-        policy, engine = self.trainer.parameters(), self.engine.parameters()
-        traffic = self.mover.run(policy, engine)
+        policy, engine = self.trainer.parameters(), self.engine.writer()
+        # The first refresh is checked to the last element, later ones in turns.
+        turn = self.refreshes if self.refreshes else None
+        self.refreshes += 1
+        for side in (self.trained, self.rolled_out):
+            side.forget(turn)
+
+        def written(name: str) -> None:
+            self.rolled_out.update(name, engine[name])
+            self.engine.written(name)
+
+        traffic = self.mover.run(policy, engine, written)
         self.trained.update_all(policy)
-        self.rolled_out.update_all(engine)
         verify([self.trained, self.rolled_out], self.world.size, self.world.payload)
         self.engine.weights_written()
         self.trainer.release()

@@ -29,6 +29,7 @@ from spmd_rl.training.trainer import Trainer
 from spmd_rl.weights.export import export_hf
 from spmd_rl.weights.families import megatron_shard
 from spmd_rl.weights.load import load_shard
+from spmd_rl.worker.canary import TOLERANCE, Canary
 from spmd_rl.worker.residency import Residency
 from spmd_rl.worker.sample_store import SampleStore, from_wire, to_wire
 
@@ -48,10 +49,8 @@ class Worker:
     ):
         self.config, self.shape, self.platform, self.world = config, shape, platform, world
         self.prompts, self.tokenizer, self.pool = prompts, tokenizer, pool
-        self.train_layout = TrainLayout(
-            config.parallel.tensor, config.parallel.pipeline, config.parallel.data(world.size)
-        )
-        self.rollout_layout = RolloutLayout(config.rollout.tensor, world.size)
+        self.train_layout = TrainLayout.of(config.parallel, world.size)
+        self.rollout_layout = RolloutLayout.of(config.rollout, world.size)
         self.replica = self.rollout_layout.replica(world.rank)
         self.owns_samples = self.rollout_layout.tensor_rank(world.rank) == 0
         self.place = start_parallel(self.train_layout, config.run.seed)
@@ -73,8 +72,24 @@ class Worker:
             config.model.trust_remote_code,
         )
         self.engine.sleep()
+        bucket = config.rollout.refresh_bucket_mib
         self.residency = Residency(
-            self.trainer, self.engine, world, self.train_layout, self.rollout_layout, platform.give_back_memory
+            self.trainer,
+            self.engine,
+            world,
+            self.train_layout,
+            self.rollout_layout,
+            int(bucket * 2**20) if bucket else platform.bucket_bytes,
+            platform.give_back_memory,
+        )
+        self.canary = Canary(
+            self.trainer,
+            self.engine,
+            world,
+            self.replica,
+            prompts["train"][0].token_ids,
+            config.rollout.canary_tolerance or TOLERANCE[config.model.dtype],
+            platform.shares_prompts,
         )
         self.store = SampleStore()
         self.packs: list[list[Packed]] = []
@@ -106,13 +121,16 @@ class Worker:
         return answer
 
     @verb
-    def to_rollout(self) -> dict[str, int]:
+    def to_rollout(self, canary: bool) -> dict[str, int]:
         traffic = self.residency.to_rollout()
+        if canary:
+            self.canary.generate(self.config.rollout.max_response_length)
         return {"network_bytes": traffic.network_bytes, "local_bytes": traffic.local_bytes}
 
     @verb
-    def to_training(self) -> None:
+    def to_training(self) -> float | None:
         self.residency.to_training()
+        return self.canary.compare()
 
     @verb
     def generate(

@@ -7,6 +7,18 @@ from spmd.whole import PROMPTS, RESPONSE, SAMPLES, check_greedy, run
 
 # ranks, training tensor, training pipeline, rollout tensor
 LAYOUTS = [(1, 1, 1, 1), (2, 2, 1, 1), (2, 1, 2, 2), (4, 2, 2, 2)]
+# The families of experts and latent attention: layout as above, and how experts, stages and replicas are laid out.
+SPARSE = {
+    "qwen3_moe": ((2, 1, 1, 2), {"parallel.expert": 2, "rollout.expert_parallel": True}),
+    "qwen2_moe": ((4, 2, 2, 2), {"parallel.layers_per_stage": "1 3", "parallel.expert_tensor": 2}),
+    "deepseek_v3": ((2, 2, 1, 1), {"parallel.expert": 2, "rollout.data": 2, "rollout.expert_parallel": True}),
+    "deepseek_v3-yarn": ((2, 1, 2, 2), {"parallel.virtual": 2}),
+}
+# Rank, parameter of its engine and element that a last refresh finds changed.
+FLIPS = {
+    "qwen3_moe": (1, "model.layers.1.mlp.experts.routed_experts.w13_weight", 3 * 128 * 128 + 70 * 128 + 5),
+    "deepseek_v3-yarn": (0, "model.layers.2.self_attn.kv_b_proj.weight", 70 * 512 + 7),
+}
 
 
 @pytest.fixture(scope="module")
@@ -18,6 +30,8 @@ def runs(tiny_models, tmp_path_factory):
         found["qwen2-tied", layout] = run(tiny_models["qwen2-tied"], *layout, exports / "-".join(map(str, layout)))
     for model in ("qwen3", "llama"):
         found[model, LAYOUTS[1]] = run(tiny_models[model], *LAYOUTS[1], exports / model)
+    for model, (layout, others) in SPARSE.items():
+        found[model, layout] = run(tiny_models[model], *layout, exports / model, flip=FLIPS.get(model), **others)
     return found, exports
 
 
@@ -38,6 +52,26 @@ def test_vllm_gives_the_log_probabilities_of_megatron_before_and_after_an_update
         for one in reports[0]["rounds"]:
             assert one["learned"]["correction/logprob_gap_max"] < 1e-4, (model, layout)
             assert one["learned"]["grad_norm"] > 0.01
+            assert one["canary"]["correction/canary_gap"] < 1e-4, (model, layout)
+
+
+def test_one_changed_element_on_one_rank_stops_the_refresh_with_its_slice_parameter_and_rank(runs):
+    found, _ = runs
+    texts = {model: {report["flipped"] for report in found[model, SPARSE[model][0]]} for model in FLIPS}
+    # Rank 1 holds the experts 4 to 7 whole: gate above up, each of 64 rows.
+    assert texts["qwen3_moe"] == {
+        "weights differ between ranks or between training and rollout, in 1 slices of tensors:\n"
+        "  model.layers.1.mlp.experts.7.up_proj.weight[0:64, 0:128]: not as in "
+        "decoder.layers.1.mlp.experts.local_experts.3.linear_fc1.weight of training on rank 1 (1 of 2 copies agree): "
+        "model.layers.1.mlp.experts.routed_experts.w13_weight of rollout on rank 1"
+    }
+    # Layer 2 is the first of the second chunk of stage 0; every rank of the engine says the same.
+    assert texts["deepseek_v3-yarn"] == {
+        "weights differ between ranks or between training and rollout, in 1 slices of tensors:\n"
+        "  model.layers.2.self_attn.kv_b_proj.weight[0:128, 0:512]: not as in "
+        "1.decoder.layers.0.self_attention.linear_kv_up_proj.weight of training on rank 0 (1 of 2 copies agree): "
+        "model.layers.2.self_attn.kv_b_proj.weight of rollout on rank 0"
+    }
 
 
 def test_the_update_is_the_same_in_every_layout(runs):

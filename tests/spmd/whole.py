@@ -9,9 +9,22 @@ from spmd.ranks import run_ranks
 PROMPTS, SAMPLES, RESPONSE = 4, 3, 12
 
 
-def run(model: str, ranks: int, tensor: int, pipeline: int, rollout: int, export: Path, **others) -> list[dict]:
-    """Two rounds of rollout and update in one layout, an export, and greedy answers; what each rank reports."""
-    rounds = others.pop("rounds", 2)
+def run(
+    model: str,
+    ranks: int,
+    tensor: int,
+    pipeline: int,
+    rollout: int,
+    export: Path,
+    *,
+    rounds: int = 2,
+    flip: tuple[int, str, int] | None = None,
+    **others,
+) -> list[dict]:
+    """Two rounds of rollout and update in one layout, an export, and greedy answers; what each rank reports.
+
+    `flip`: a rank, a parameter of its engine and an element of it, which is changed during a last refresh.
+    """
     config = {
         "model.path": model,
         "model.dtype": "float32",
@@ -31,8 +44,10 @@ def run(model: str, ranks: int, tensor: int, pipeline: int, rollout: int, export
         "train.tokens_per_microbatch": 300,
         "train.logprob_chunk_tokens": 16,
     } | others
-    flags = [part for name, value in config.items() for part in (f"--{name}", str(value))]
-    return run_ranks("spmd.whole_ranks", ranks, {"config": flags, "rounds": rounds, "export": str(export)})
+    flags = [part for name, value in config.items() for part in (f"--{name}", *str(value).split())]
+    return run_ranks(
+        "spmd.whole_ranks", ranks, {"config": flags, "rounds": rounds, "export": str(export), "flip": flip}
+    )
 
 
 def check_greedy(report: dict, directory: Path, response_tokens: int) -> None:

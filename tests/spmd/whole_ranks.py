@@ -7,6 +7,25 @@ import os
 from spmd.ranks import arguments, report
 
 
+def refresh_with_one_wrong_element(worker, rank: int, parameter: str, element: int) -> str:
+    """What a refresh raises when an element of one rank's engine changes after it was written, here and everywhere."""
+    checksums = worker.residency.rolled_out
+    update = checksums.update
+
+    def changed(name, tensor):
+        if worker.world.rank == rank and name == parameter:
+            tensor.view(-1)[element] += 1e-4
+        update(name, tensor)
+
+    checksums.update = changed
+    worker.residency.refreshes = 0  # the next one is checked to the last element
+    try:
+        worker.residency.to_rollout()
+    except RuntimeError as error:
+        return str(error)
+    return "nothing was noticed"
+
+
 def main() -> None:
     given = arguments()
     from spmd_rl.config.load import load_config
@@ -49,10 +68,10 @@ def main() -> None:
         rows = list(range(config.train.prompts_per_step))
         for step in range(given["rounds"]):
             one: dict = {}
-            one["moved"] = ranks.to_rollout()
+            one["moved"] = ranks.to_rollout(canary=True)
             samples, _ = ranks.generate("train", rows, step, config.algorithm.samples_per_prompt, greedy=False)
             one["tokens"] = {sample: made.response.tolist() for sample, made in sorted(worker.store.made.items())}
-            ranks.to_training()
+            one["canary"] = ranks.to_training()
             ranks.rewards()
             one["tickets"] = [dataclasses.asdict(sample) for sample in samples]
             texts = ranks.conversations([sample.id for sample in samples])
@@ -81,6 +100,8 @@ def main() -> None:
         ranks.to_training()
         ranks.rewards()
         ranks.stop()
+    if given["flip"]:
+        found["flipped"] = refresh_with_one_wrong_element(worker, *given["flip"])
     found["engine"] = {name: list(tensor.shape) for name, tensor in worker.engine.parameters().items()}
     found["shard"] = {name: list(shape) for name, shape in worker.residency.destination.params.items()}
     found["weights"] = hashlib.sha256(

@@ -1,0 +1,79 @@
+"""One sequence that both engines score: what checksums of weights can't see (attention, positions, sampling) shows."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from spmd_rl.data.seeds import sample_seed
+from spmd_rl.distributed.world import World
+from spmd_rl.rollout.engine import Engine
+from spmd_rl.rollout.requests import Completion, Request, Sampling
+from spmd_rl.training.packing import TrainSample
+from spmd_rl.training.trainer import Trainer
+
+TOKENS = 16
+# Mean difference of the natural logs over the canary's tokens that rounding can explain.
+TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}
+
+
+@dataclass
+class Canary:
+    """The canary of one rank: every replica generates it, every data-parallel rank scores what all replicas made."""
+
+    trainer: Trainer
+    engine: Engine
+    world: World
+    replica: int
+    prompt: tuple[int, ...]
+    tolerance: float
+    share_prompts: bool
+    made: Completion | None = None
+
+    def generate(self, max_tokens: int) -> None:
+        """A few tokens at the run's temperature, from all of the distribution."""
+        trainer = self.trainer
+        request = Request(0, self.prompt, sample_seed(trainer.config.run.seed, 0, 0, 0))
+        sampling = Sampling(trainer.config.rollout.temperature, min(TOKENS, max_tokens))
+        self.engine.generate([request], sampling, self._keep)
+
+    def _keep(self, completion: Completion) -> None:
+        self.made = completion
+
+    def compare(self) -> float | None:
+        """Mean |vLLM - Megatron| over the canary's tokens, of the replica that differs most; None when none was made.
+
+        Raises RuntimeError on every rank when it is above the tolerance.
+        """
+        if self.made is None:
+            return None
+        made, self.made = self.made, None
+        everyone: list = [(self.replica, made.response.tolist(), made.logprobs.tolist())] * self.world.size
+        if self.world.size > 1:
+            dist.all_gather_object(everyone, everyone[0], group=self.world.payload)
+        by_replica = {replica: (tuple(tokens), logprobs) for replica, tokens, logprobs in everyone}
+        # Replicas that drew the same tokens are scored together.
+        texts = list(dict.fromkeys(tokens for tokens, _ in by_replica.values()))
+        samples = [
+            TrainSample(n, made.prompt, torch.tensor(tokens), torch.zeros(len(tokens)))
+            for n, tokens in enumerate(texts)
+        ]
+        packs = self.trainer.pack([[samples]], self.share_prompts)
+        self.trainer.score(packs, "policy")
+        gaps = {}
+        if self.trainer.place.reports:
+            scored = {tokens: samples[n].policy_logprobs for n, tokens in enumerate(texts)}
+            for replica, (tokens, logprobs) in by_replica.items():
+                gaps[replica] = float((scored[tokens].cpu() - torch.tensor(logprobs)).abs().mean())
+        found: list = [gaps] * self.world.size
+        if self.world.size > 1:
+            dist.all_gather_object(found, gaps, group=self.world.payload)
+        worst = max((gap, replica) for gaps in found for replica, gap in gaps.items())
+        if not worst[0] <= self.tolerance:  # a NaN is wrong too
+            raise RuntimeError(
+                f"canary: of {len(made.response)} tokens, vLLM's log-probabilities in engine {worst[1]} and Megatron's "
+                f"differ by {worst[0]:.2g} on average, above rollout.canary_tolerance = {self.tolerance:.2g}; the "
+                "weights of both are equal by their checksums, so one of them computes something else (attention, "
+                "positions, precision). Nothing was trained on samples of this step"
+            )
+        return worst[0]
