@@ -1,5 +1,6 @@
 """One rank of tests/spmd/test_engine.py: engines of many models and layouts, one after another in one process."""
 
+import gc
 import os
 
 from spmd.ranks import arguments, report
@@ -19,13 +20,21 @@ def main() -> None:
 
     apply_all(vllm.PATCHES, "cpu")
     from vllm.distributed import parallel_state
+    from vllm.triton_utils import dispatcher
 
     from spmd_rl.distributed import world as worlds
 
     # The process groups outlive each engine here, for the next one.
     parallel_state.destroy_distributed_environment = lambda: None
+    # Each engine would collect garbage seven times, a third of a second each.
+    gc.collect = lambda *generation: 0
     world = worlds.start(platform, 300)
-    report(world.rank, {"cases": [_case(case, world, platform) for case in arguments()["cases"]]})
+    found = []
+    for case in arguments()["cases"]:
+        found.append(_case(case, world, platform))
+        # The first engine's kernels stay bound.
+        dispatcher._rebind_kernels = lambda *arguments, **options: None
+    report(world.rank, {"cases": found})
     os._exit(0)
 
 
@@ -37,7 +46,7 @@ def _case(case: dict, world, platform) -> dict:
 
     shape = read_model_shape(case["models"][0])
     layout = RolloutLayout(case["tensor"], world.size, case["data"], case["expert"])
-    engine = Engine(case["models"][0], shape, "float32", layout, 64, 4, 2**24, 32, False, 1, platform)
+    engine = Engine(case["models"][0], shape, "float32", layout, 64, 4, 2**22, 32, False, 1, platform)
     shard = vllm_shard(shape, layout, world.rank)
     engine.sleep()
     found: dict = {"asleep": _plain_bytes(engine), "unlike": [], "refreshes": []}
