@@ -101,7 +101,7 @@ def write_index(
         key: TensorStorageMetadata(TensorProperties(dtype=dtypes[key]), torch.Size(size), chunks[key])
         for key, size in sizes.items()
     }
-    # One object serves all keys, which the format doesn't mind; in a list, as Megatron packs what a rank saves of a key.
+    # One object serves all keys, which the format doesn't mind; in a list, as Megatron packs a rank's objects of a key.
     with (directory / _EMPTY).open("wb") as stream:
         torch.save([None], stream)
         length = stream.tell()

@@ -38,8 +38,7 @@ class Job:
         self.partial = self.output.with_name(self.output.name + ".partial")
         self._plan = json.loads(json.dumps(plan))
         self._state = self.partial / _STATE
-        self.rank = dist.get_rank() if dist.is_initialized() else 0
-        self.processes = dist.get_world_size() if dist.is_initialized() else 1
+        self.rank, self.processes = whereabouts()
         check_output(self.output, sources, force)
         if self.partial.exists() and not self._state.is_dir() and any(self.partial.iterdir()):
             raise ValueError(f"{self.partial}: it exists and no conversion made it; remove it, or name another output")
@@ -86,13 +85,6 @@ class Job:
         if self.rank == 0:
             shutil.rmtree(self.partial)
 
-    def gather(self, item: Any) -> list[Any]:
-        """What each process passes."""
-        items = [item] * self.processes
-        if self.processes > 1:
-            dist.all_gather_object(items, item)
-        return items
-
     def barrier(self) -> None:
         """Wait for all processes."""
         if self.processes > 1:
@@ -137,6 +129,19 @@ class Job:
             if process == self.rank:
                 mine.append(unit)
         return mine
+
+
+def whereabouts() -> tuple[int, int]:
+    """This process's rank among those that work together, and how many they are."""
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+
+
+def gather(item: Any) -> list[Any]:
+    """What each process passes."""
+    items = [item] * whereabouts()[1]
+    if len(items) > 1:
+        dist.all_gather_object(items, item)
+    return items
 
 
 def check_output(output: Path, sources: Sequence[Path], force: bool) -> None:

@@ -18,12 +18,12 @@ from spmd_rl.config.model_shape import VALUE_FAMILIES, ModelShape, read_model_sh
 from spmd_rl.distributed.layout import TrainLayout
 from spmd_rl.weights.checkpoint_companions import read_files, remember_files, say_value_head
 from spmd_rl.weights.checkpoint_files import METADATA, Stored, write_chunk, write_index
-from spmd_rl.weights.checkpoint_job import Job, Unit, fingerprint
+from spmd_rl.weights.checkpoint_job import Job, Unit, fingerprint, gather, whereabouts
 from spmd_rl.weights.checkpoint_layout import CONTENT, checkpoint_shard, extra_states, pieces_in, rank_chunks
 from spmd_rl.weights.checkpoint_sources import CheckpointSource, HfSource, Source, first_difference
 from spmd_rl.weights.export import SafetensorsFiles, copy_companions, group_tensors, with_head
 from spmd_rl.weights.families import hf_shard
-from spmd_rl.weights.layout import Box, Shard, split
+from spmd_rl.weights.layout import Box, Index, Shard, split
 from spmd_rl.weights.move import view
 
 HF = "hf"  # in a checkpoint: the model's config.json, tokenizer and so on
@@ -79,6 +79,9 @@ def to_megatron(
     """
     hf, output = Path(hf), Path(output)
     shape, source = open_hf(hf, labels)
+    if shape.experts is None and layout.expert * layout.expert_tensor > 1:
+        knob = "expert" if layout.expert > 1 else "expert_tensor"
+        raise ValueError(f"parallel.{knob} = {getattr(layout, knob)}: a {shape.family} model has no experts; use 1")
     whole = checkpoint_shard(shape)
     dtypes = _key_dtypes(source, whole, dtype)
     files = _chunk_files(rank_chunks(shape, layout, whole, _most(dtypes, limits)), dtypes, limits.unit)
@@ -119,7 +122,9 @@ def to_megatron(
         else:
             remember_files(source, job.partial / HF, shape)
     if verify:
-        _verify(job, shape, source, lambda: CheckpointSource(job.partial, shape), dtypes, progress, limits)
+        job.barrier()
+        written = CheckpointSource(job.partial, shape)
+        _verify(job, _first_difference(source, written, hf_shard(shape).params, progress, limits))
     job.finish()
 
 
@@ -180,7 +185,7 @@ def to_hf(
     progress.started("written", *job.done(units))
     job.run(units, prepare)
     if verify:
-        _verify(job, shape, source, lambda: HfSource(job.partial, shape), dtypes, progress, limits)
+        _verify(job, _first_difference(source, HfSource(job.partial, shape), hf_shard(shape).params, progress, limits))
     job.finish()
 
 
@@ -191,12 +196,13 @@ def compare(
     checkpoint = Path(checkpoint)
     shape, there = open_checkpoint(checkpoint, checkpoint / HF if (checkpoint / HF).is_dir() else Path(hf))
     given = read_model_shape(hf)
-    _, here = open_hf(Path(hf), shape.labels if shape.head == "value" and given.head == "lm" else 0)
-    names = hf_shard(shape).params
-    dtypes = {name: there.dtype(name) for name in names}
-    progress.started("compared", 0, sum(math.prod(size) * dtypes[name].itemsize for name, size in names.items()))
-    boxes = [Box(name, (0,) * len(size), size) for name, size in names.items()]
-    return first_difference(here, there, boxes, dtypes, _most(dtypes, limits), progress.advanced)
+    mine, here = open_hf(Path(hf), shape.labels if shape.head == "value" and given.head == "lm" else 0)
+    sizes, others = hf_shard(mine).params, hf_shard(shape).params
+    for name in (*sizes, *others):
+        if sizes.get(name) != others.get(name):
+            a, b = (held.get(name, "missing") for held in (sizes, others))
+            return f"{name} is {a} in the source and {b} in what was written: {mine.family} and {shape.family}"
+    return _first_difference(here, there, sizes, progress, limits)
 
 
 def open_hf(hf: Path, labels: int = 0) -> tuple[ModelShape, HfSource]:
@@ -223,27 +229,23 @@ def open_checkpoint(checkpoint: Path, companions: Path) -> tuple[ModelShape, Che
     return shape, CheckpointSource(checkpoint, shape)
 
 
-def _verify(
-    job: Job,
-    shape: ModelShape,
-    source: Source,
-    reopen: Callable[[], Source],
-    dtypes: Mapping[str, torch.dtype],
-    progress: Progress,
-    limits: Limits,
-) -> None:
-    job.barrier()
-    written = reopen()
-    sizes = hf_shard(shape).params
-    mine = list(sizes)[job.rank :: job.processes]
-    types = {name: written.dtype(name) for name in mine}
-    boxes = [Box(name, (0,) * len(sizes[name]), sizes[name]) for name in mine]
-    progress.started("compared", 0, sum(box.elements * types[box.tensor].itemsize for box in boxes))
-    found = first_difference(source, written, boxes, types, _most(dtypes, limits), progress.advanced)
-    differences = [difference for difference in job.gather(found) if difference]
-    if differences:
+def _verify(job: Job, difference: str | None) -> None:
+    if difference:
         job.discard()
-        raise DifferenceError(differences[0])
+        raise DifferenceError(difference)
+
+
+def _first_difference(
+    a: Source, b: Source, sizes: Mapping[str, Index], progress: Progress, limits: Limits
+) -> str | None:
+    """In the dtypes of `b`; the processes share the work, and all hear of what one finds."""
+    rank, processes = whereabouts()
+    names = list(sizes)[rank::processes]
+    dtypes = {name: b.dtype(name) for name in names}
+    boxes = [Box(name, (0,) * len(sizes[name]), sizes[name]) for name in names]
+    progress.started("compared", 0, sum(_bytes(box, dtypes) for box in boxes))
+    found = first_difference(a, b, boxes, dtypes, limits.slice // 8, progress.advanced)
+    return next((difference for difference in gather(found) if difference), None)
 
 
 def _key_dtypes(source: Source, whole: Shard, dtype: torch.dtype | None) -> dict[str, torch.dtype]:
