@@ -4,6 +4,7 @@ import struct
 import pytest
 import torch
 
+from spmd_rl.config.model_shape import Experts, LatentAttention
 from spmd_rl.distributed.layout import TrainLayout
 from spmd_rl.weights.families import megatron_shard
 from spmd_rl.weights.load import load_shard
@@ -55,6 +56,21 @@ def test_rotary_tables_and_the_head_of_a_tied_model_are_ignored(tmp_path):
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
     tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(2)
     load(save_directory(tmp_path, tensors), shape)
+
+
+def test_the_layer_for_guessing_ahead_that_deepseek_is_published_with_is_ignored(tmp_path):
+    shape = model_shape(
+        family="deepseek_v3",
+        qk_norm=False,
+        layers=2,
+        experts=Experts(4, 2, 6, 6, False, (False, True), "sigmoid", True, True, 1, 1, 2.5),
+        mla=LatentAttention(q_rank=5, kv_rank=6, nope_dim=2, rope_dim=2, v_dim=2),
+    )
+    tensors = random_weights(shape)
+    further = {f"model.layers.2.{name}": torch.ones(3) for name in ("enorm.weight", "embed_tokens.weight")}
+    load(save_directory(tmp_path / "whole", tensors | further), shape)
+    with pytest.raises(ValueError, match=r"model\.layers\.1\.enorm\.weight, which a deepseek_v3 model"):
+        load(save_directory(tmp_path / "odd", tensors | {"model.layers.1.enorm.weight": torch.ones(3)}), shape)
 
 
 def test_other_tensors_are_refused_by_name(tmp_path):
