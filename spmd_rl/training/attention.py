@@ -48,8 +48,9 @@ class PackedAttention(MegatronModule):
         assert packed_seq_params is not None and attention_bias is None
         attend = _npu_attention if query.device.type == "npu" else _segment_attention
         width = value.shape[-1]
-        # Fused kernels want values as wide as queries; latent attention has narrower ones.
-        value = F.pad(value, (0, query.shape[-1] - width))
+        if width < query.shape[-1]:
+            # Fused kernels want values as wide as queries; latent attention has narrower ones.
+            value = F.pad(value, (0, query.shape[-1] - width))
         return attend(query, key, value, packed_seq_params.segments, self.scale)[..., :width].flatten(1)
 
 

@@ -112,12 +112,15 @@ def merged(reports: list[dict], index: int) -> SimpleNamespace:
         for name, value in one["sums"].items():
             sums[name] = sums.get(name, 0.0) + value
     logprobs = {int(k): v for one in each for k, v in one["logprobs"].items()}
-    gaps: dict[str, float] = {}
+    gaps: dict[str, dict[str, float]] = {"gradients": {}, "steps": {}}
     for one in each:
-        for name, gap in (one["gradients"] or {}).items():
-            gaps[name] = max(gaps.get(name, 0.0), gap)
+        for kind, worst in gaps.items():
+            for name, gap in one[kind].items():
+                worst[name] = max(worst.get(name, 0.0), gap)
     norms = [one["grad_norm"] for one in each]
-    return SimpleNamespace(sums=sums, logprobs=logprobs, grad_norms=norms, gradient_gaps=gaps)
+    return SimpleNamespace(
+        sums=sums, logprobs=logprobs, grad_norms=norms, gradient_gaps=gaps["gradients"], step_gaps=gaps["steps"]
+    )
 
 
 def by_published_name(name: str, gradient: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -189,9 +192,9 @@ def check_equal_to_huggingface(found: SimpleNamespace, expected: SimpleNamespace
         assert found.logprobs[name] == pytest.approx(values, abs=1e-4), what
     assert found.grad_norms == pytest.approx([expected.grad_norm] * len(found.grad_norms), rel=1e-4), what
     assert found.sums["actor/entropy"] == pytest.approx(expected.entropy, rel=1e-4), what
-    gaps = found.gradient_gaps
-    assert gaps.keys() == expected.gradients, what
-    assert max(gaps.values()) < 1e-4, sorted(gaps.items(), key=lambda item: -item[1])[:9] + [what]
+    for gaps, most in ((found.gradient_gaps, 1e-4), (found.step_gaps, 5e-4)):
+        assert gaps.keys() == expected.gradients, what
+        assert max(gaps.values()) < most, sorted(gaps.items(), key=lambda item: -item[1])[:9] + [what]
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
@@ -222,14 +225,11 @@ def test_sharing_prompts_and_the_size_of_micro_batches_change_nothing(models, hu
     assert small["microbatches"] > shared["microbatches"]
 
 
-@pytest.mark.parametrize("family", ["qwen2-tied", "deepseek_v3"])
-def test_bf16_stays_close_to_fp32_in_every_layout(family, models):
-    layouts = LAYOUTS[2][family]
-    cases = [case(models[family], layout, dtype="bfloat16") for layout in layouts]
-    cases.append(case(models[family]))
+def test_bf16_stays_close_to_fp32_in_every_layout(models):
+    named = [(family, layout) for family in ("qwen2-tied", "deepseek_v3") for layout in LAYOUTS[2][family]]
+    cases = [case(models[family], layout, dtype=dtype) for dtype in ("bfloat16", "float32") for family, layout in named]
     reports = run_ranks("spmd.training_ranks", 2, {"cases": cases})
-    exact = merged(reports, len(layouts))
-    for index in range(len(layouts)):
-        found = merged(reports, index)
-        assert found.grad_norms == pytest.approx(exact.grad_norms, rel=0.05)
-        assert found.sums["actor/entropy"] == pytest.approx(exact.sums["actor/entropy"], rel=0.02)
+    for index, (family, layout) in enumerate(named):
+        found, exact = merged(reports, index), merged(reports, index + len(named))
+        assert found.grad_norms == pytest.approx(exact.grad_norms, rel=0.05), f"{family} {layout}"
+        assert found.sums["actor/entropy"] == pytest.approx(exact.sums["actor/entropy"], rel=0.02), f"{family} {layout}"

@@ -5,6 +5,8 @@ import os
 
 from spmd.ranks import arguments, report
 
+LEARNING_RATE, EPSILON = 0.1, 1e-2
+
 
 def main() -> None:
     from spmd_rl.config.config import Config, ModelConfig
@@ -46,6 +48,9 @@ def main() -> None:
                 recompute=case.get("recompute", False),
                 # The norm is computed, and the gradients stay as they are.
                 clip_grad=1e9,
+                # AdamW's first step, as a smooth function of the gradient.
+                adam_epsilon=EPSILON,
+                weight_decay=0.0,
             ),
             rollout=dataclasses.replace(base.rollout, temperature=case.get("temperature", 0.8)),
         )
@@ -81,7 +86,12 @@ def main() -> None:
             sample.id: sample.policy_logprobs.tolist() for pack in packs for sample in pack.samples if place.reports
         }
         perturb(samples.values())
-        learned = trainer.learn(packs, advantages, dict.fromkeys(samples, 1.0 / total), case.get("learning_rate", 0.0))
+        before = {name: tensor.clone() for name, tensor in trainer.parameters().items()}
+        learned = trainer.learn(packs, advantages, dict.fromkeys(samples, 1.0 / total), LEARNING_RATE)
+        # On a CPU nothing moves, and what would is looked up all the same.
+        trainer.optimizer.offload()
+        trainer.optimizer.onload()
+        compared = compare(trainer, shard, before, case["gradients"]) if "gradients" in case else ({}, {})
         results.append(
             {
                 "grad_norm": learned.grad_norm,
@@ -89,14 +99,16 @@ def main() -> None:
                 "logprobs": scored,
                 "microbatches": len(packs),
                 "tokens": sum(pack.tokens.shape[1] for pack in packs),
-                "gradients": compare_gradients(trainer, shard, case["gradients"]) if "gradients" in case else None,
+                "gradients": compared[0],
+                "steps": compared[1],
             }
         )
     report(world.rank, {"cases": results})
 
 
-def compare_gradients(trainer, shard, expected_file: str) -> dict[str, float]:
-    """Hugging Face name -> largest difference of the gradients of this rank's part, relative to the tensor's largest.
+def compare(trainer, shard, before, expected_file: str) -> tuple[dict[str, float], dict[str, float]]:
+    """How far this rank's gradients, and its update, are from Hugging Face's: by name, the largest difference relative
+    to the tensor's largest value.
 
     `expected_file`: Hugging Face's gradients, by name.
     """
@@ -108,15 +120,21 @@ def compare_gradients(trainer, shard, expected_file: str) -> dict[str, float]:
     gather_gradients(trainer.wrapped)
     inside = trainer.policy if len(trainer.policy) > 1 else trainer.policy[0]
     gradients = {name: parameter.main_grad for name, parameter in inside.named_parameters()}
-    worst: dict[str, float] = {}
+    after = trainer.parameters()
+    gradient_gaps: dict[str, float] = {}
+    step_gaps: dict[str, float] = {}
     for piece in shard.pieces:
-        if piece.param not in gradients:  # a buffer
+        if piece.param not in gradients:
+            assert torch.equal(after[piece.param], before[piece.param]), f"{piece.param} is not trained"
             continue
+        gradient = expected[piece.tensor]
+        step = -LEARNING_RATE * gradient / (gradient.abs() + EPSILON)
         box = tuple(slice(a, a + n) for a, n in zip(piece.start, piece.shape, strict=True))
-        gap = (view(gradients[piece.param], piece.at, piece.shape) - expected[piece.tensor][box]).abs().max()
-        relative = float(gap / expected[piece.tensor].abs().max().clamp(min=1e-12))
-        worst[piece.tensor] = max(worst.get(piece.tensor, 0.0), relative)
-    return worst
+        update = after[piece.param] - before[piece.param]
+        for worst, found, wanted in ((gradient_gaps, gradients[piece.param], gradient), (step_gaps, update, step)):
+            gap = (view(found, piece.at, piece.shape) - wanted[box]).abs().max() / wanted.abs().max().clamp(min=1e-12)
+            worst[piece.tensor] = max(worst.get(piece.tensor, 0.0), float(gap))
+    return gradient_gaps, step_gaps
 
 
 def gather_gradients(wrapped) -> None:
