@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from spmd_rl.weights.bundles import Bundle, Part
-from spmd_rl.weights.layout import Box, Piece, Shard, contains
+from spmd_rl.weights.layout import Box, Shard, contains
 from spmd_rl.weights.schedule import Schedule
 
 __all__ = ["Copy", "Message", "Part", "Plan", "Planner", "Round", "plan"]
@@ -135,9 +135,7 @@ class _Held:
     """Where the parts of a bundle lie in a source shard."""
 
     def __init__(self, shard: Shard) -> None:
-        self._pieces: dict[str, list[Piece]] = {}
-        for piece in shard.pieces:
-            self._pieces.setdefault(piece.tensor, []).append(piece)
+        self._pieces = shard.by_tensor
         self._parts: dict[Bundle, tuple[Part, ...]] = {}
 
     def parts(self, bundle: Bundle) -> tuple[Part, ...]:

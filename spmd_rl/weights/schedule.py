@@ -13,6 +13,9 @@ from spmd_rl.weights.layout import Shard
 LOOK_AHEAD_BUNDLES = 24
 OPEN_BUCKETS = 4
 OPEN_PARAMETERS = 2
+# A rank stays with those that it takes from already while they send at most this part of the mean more than others:
+# every further pair of ranks that talk costs a connection and its buffers.
+SLACK = 1 / 32
 
 
 class Transfer(NamedTuple):
@@ -72,6 +75,7 @@ class Schedule:
         chosen: list[list[list[int]]] = [[[] for _ in ranks] for ranks in members]
         undecided: list[tuple[Ranks, int, int, list[int], int]] = []
         choices: dict[tuple[Ranks, int], Ranks] = {}
+        partners: list[set[int]] = [set() for _ in range(self.world)]
 
         def send(supplier: int, taker: int, elements: int) -> None:
             score[supplier] += elements * per_node
@@ -89,13 +93,22 @@ class Schedule:
                     if len(found) > 1:
                         undecided.append((found, taker, bundle.elements, suppliers, len(suppliers)))
                     elif found[0] != taker:
+                        partners[taker].add(found[0])
                         send(found[0], taker, bundle.elements)
                     suppliers.append(found[0])
+        total = sum(score) + sum(elements * per_node for _, _, elements, _, _ in undecided)
+        slack = int(SLACK * total / self.world)
         # Where there is no choice came first, so that the others can make up for it.
         undecided.sort(key=lambda entry: len(entry[0]))
         for found, taker, elements, suppliers, n in undecided:
-            suppliers[n] = min(found, key=score.__getitem__)
-            send(suppliers[n], taker, elements)
+            known = [rank for rank in found if rank in partners[taker]]
+            best = min(found, key=score.__getitem__)
+            if known and best not in partners[taker]:
+                other = min(known, key=score.__getitem__)
+                best = other if score[other] <= score[best] + slack else best
+            partners[taker].add(best)
+            suppliers[n] = best
+            send(best, taker, elements)
         return chosen
 
     def _choices(self, holders: Ranks, taker: int) -> Ranks:

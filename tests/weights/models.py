@@ -7,7 +7,9 @@ from types import SimpleNamespace
 import torch
 from hypothesis import strategies as st
 
-from spmd_rl.weights.families import hf_tensors
+from spmd_rl.config.model_shape import Experts, LatentAttention
+from spmd_rl.distributed.layout import RolloutLayout, TrainLayout
+from spmd_rl.weights.families import FAMILIES, hf_tensors
 from spmd_rl.weights.layout import Shard
 from spmd_rl.weights.move import view
 
@@ -63,6 +65,86 @@ def models_and_layouts(draw, most_ranks=12):
     if (shape.heads + 2 * shape.kv_heads) % tensor:  # fewer groups than ranks: Megatron cuts through heads
         shape.head_dim *= tensor
     return shape, (tensor, pipeline, data), rollout
+
+
+def divisors(number):
+    """As hypothesis draws from them."""
+    return st.sampled_from([n for n in range(1, number + 1) if number % n == 0])
+
+
+@st.composite
+def moves(draw, most_ranks=12):
+    """A model of any family, and a training and a rollout layout of any kind that suit it."""
+    tensor = draw(st.sampled_from((1, 2, 4)))
+    context = draw(st.integers(1, max(1, min(2, most_ranks // tensor))))
+    data = draw(st.integers(1, max(1, min(3, most_ranks // (tensor * context)))))
+    stage = tensor * context * data
+    pipeline = draw(st.integers(1, max(1, min(3, most_ranks // stage))))
+    virtual = draw(st.integers(1, 2))
+    chunks = pipeline * virtual
+    layers = draw(st.lists(st.integers(1, 2), min_size=chunks, max_size=chunks))
+    family = draw(st.sampled_from(sorted(FAMILIES)))
+    sparse = family in ("qwen2_moe", "qwen3_moe", "deepseek_v3")
+    expert = draw(divisors(stage)) if sparse else 1
+    train = TrainLayout(
+        *(tensor, pipeline, data, context, expert),
+        expert_tensor=draw(divisors(stage // expert)) if sparse else 1,
+        virtual=virtual,
+        layers_per_stage=tuple(layers) if draw(st.booleans()) or len(set(layers)) > 1 else (),
+    )
+    engine = draw(divisors(train.world).filter(lambda n: n <= 4))
+    rollout = RolloutLayout(
+        engine,
+        train.world,
+        data=draw(divisors(train.world // engine)) if sparse else 1,
+        expert=sparse and draw(st.booleans()),
+    )
+    kv_heads = draw(st.sampled_from([n for n in (1, 2, 3, 4) if n % engine == 0 or engine % n == 0]))
+    both = math.lcm(tensor, engine)
+    mla = family == "deepseek_v3"
+    small = st.integers(1, 3)
+    shape = model_shape(
+        family=family,
+        layers=sum(layers),
+        hidden=draw(small),
+        heads=math.lcm(both, kv_heads),
+        kv_heads=kv_heads,
+        head_dim=draw(small),
+        ffn=both * draw(st.integers(1, 2)),
+        # vLLM pads to a multiple of 64, which has to divide by the ranks
+        vocabulary=draw(st.integers(129, 192) if engine == 3 else st.integers(1, 70)),
+        tied=draw(st.booleans()),
+        qkv_bias=draw(st.booleans()) and not mla,
+        qk_norm=draw(st.booleans()) and not mla,
+        experts=draw(experts(train, rollout, sum(layers), family)) if sparse else None,
+        mla=LatentAttention(draw(st.integers(0, 2)), draw(small), draw(small), draw(small), draw(small))
+        if mla
+        else None,
+    )
+    if mla:
+        shape.kv_heads, shape.head_dim = shape.heads, shape.mla.nope_dim + shape.mla.rope_dim
+    elif (shape.heads + 2 * shape.kv_heads) % tensor:  # fewer groups than ranks: Megatron cuts through heads
+        shape.head_dim *= tensor
+    return shape, train, rollout
+
+
+@st.composite
+def experts(draw, train, rollout, layers, family):
+    """Experts that the layouts can share."""
+    return Experts(
+        count=math.lcm(train.expert, rollout.group if rollout.expert else 1) * draw(st.integers(1, 2)),
+        per_token=1,
+        ffn=math.lcm(train.expert_tensor, 1 if rollout.expert else rollout.group),
+        shared_ffn=0 if family == "qwen3_moe" else math.lcm(train.tensor, rollout.tensor),
+        shared_gate=family == "qwen2_moe",
+        sparse=tuple(draw(st.booleans()) for _ in range(layers)),
+        scores="sigmoid" if family == "deepseek_v3" else "softmax",
+        normalized=True,
+        bias=family == "deepseek_v3",
+        groups=1,
+        groups_per_token=1,
+        scale=1.0,
+    )
 
 
 def numbered(shape, dtype=torch.float32):
