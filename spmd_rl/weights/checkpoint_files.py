@@ -130,7 +130,7 @@ class Checkpoint:
     least the last one. Raises ValueError naming the file or key: not a checkpoint, a file that is missing or cut off.
     """
 
-    def __init__(self, path: str | Path, cache_bytes: int = 256 << 20) -> None:
+    def __init__(self, path: str | Path, cache_bytes: int = 128 << 20) -> None:
         self.path = Path(path)
         metadata = _read_metadata(self.path)
         self.sizes: dict[str, Index] = {}

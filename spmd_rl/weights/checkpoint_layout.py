@@ -5,7 +5,6 @@ There a tensor is whole, whatever the layout that wrote it, and stored as chunks
 projections lie whole below each other. Vocabularies aren't padded.
 """
 
-import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator
@@ -134,8 +133,3 @@ def chunks_of(box: Box, pieces: list[Piece]) -> Iterator[tuple[Box, Index]]:
         at = piece.place(common)
         extent = (1,) * (len(at) - len(common.shape)) + common.shape
         yield Box(piece.param, at, extent), tuple(a - b for a, b in zip(common.start, box.start, strict=True))
-
-
-def elements(size: Index) -> int:
-    """Number of elements of a tensor."""
-    return math.prod(size)

@@ -78,7 +78,7 @@ class CheckpointSource:
     Raises ValueError naming the first keys when the checkpoint is of another model.
     """
 
-    def __init__(self, path: str | Path, shape: Sizes, cache_bytes: int = 256 << 20):
+    def __init__(self, path: str | Path, shape: Sizes, cache_bytes: int = 128 << 20):
         self.checkpoint = Checkpoint(path, cache_bytes)
         self._whole = checkpoint_shard(shape)
         self._pieces = by_tensor(self._whole)
