@@ -74,11 +74,8 @@ class Engine:
         return self.llm.llm_engine.model_executor.driver_worker.worker.model_runner
 
     def parameters(self) -> dict[str, torch.Tensor]:
-        """The engine's own parameters by their vLLM names; writing into them is the refresh."""
-        return {
-            name: self.weights[name] if name in self.weights.missing else self.weights.plain(name)
-            for name in self.weights
-        }
+        """The engine's parameters by their vLLM names as they are: on a CPU, those that are packed have no values."""
+        return {name: self.weights.plain(name) for name in self.weights}
 
     def writer(self) -> Mapping[str, torch.Tensor]:
         """The engine's parameters by their vLLM names, each with room for its values once it is looked up."""
@@ -111,9 +108,7 @@ class Engine:
         self.weights.begin()
 
     def weights_written(self) -> None:
-        """The refresh is complete."""
-        for name in list(self.weights.missing):
-            self.weights.written(name)
+        """The refresh is complete; every parameter was written."""
         self.weights.end()
 
     def wake_cache(self) -> None:

@@ -20,8 +20,16 @@ class _Parameter:
     """Layers that multiply with a packed copy of it, and what they call it."""
     read_plain: bool = False
     """Somebody reads it as it is: a tied output layer's weight is the embedding."""
-    derived: list[Any] = field(default_factory=list)
-    """Attention layers that keep products of it (latent attention absorbs kv_b_proj)."""
+    derived: list["_Derived"] = field(default_factory=list)
+    """What latent attention makes of its kv_b_proj."""
+
+
+@dataclass
+class _Derived:
+    """Parameters that an attention layer computes from another one."""
+
+    attention: Any
+    parameters: list[_Parameter] = field(default_factory=list)
 
 
 class Weights(Mapping[str, torch.Tensor]):
@@ -34,9 +42,8 @@ class Weights(Mapping[str, torch.Tensor]):
     def __init__(self, model: torch.nn.Module, dtype: torch.dtype, releases: bool):
         self.dtype, self.releases = dtype, releases
         self._parameters: dict[str, _Parameter] = {}
-        self._derived: list[_Parameter] = []
-        attentions = [module for module in model.modules() if hasattr(module, "W_UK_T") or hasattr(module, "W_UV")]
-        derived = {id(p) for attention in attentions for p in attention.parameters(recurse=False)}
+        self._derived = [_Derived(module) for module in model.modules() if hasattr(module, "W_UK_T")]
+        derived = {id(p): one for one in self._derived for p in one.attention.parameters(recurse=False)}
         holders: dict[int, list[tuple[torch.nn.Module, str]]] = defaultdict(list)
         for module in model.modules():
             for name, parameter in module.named_parameters(recurse=False):
@@ -44,7 +51,7 @@ class Weights(Mapping[str, torch.Tensor]):
         for name, parameter in model.named_parameters():
             found = _Parameter(parameter.data, parameter.untyped_storage().nbytes())
             if id(parameter) in derived:
-                self._derived.append(found)
+                derived[id(parameter)].parameters.append(found)
                 continue
             self._parameters[name] = found
             for module, attribute in holders[id(parameter)]:
@@ -53,8 +60,8 @@ class Weights(Mapping[str, torch.Tensor]):
                     found.packers.append((packed, attribute))
                 else:
                     found.read_plain = True
-            found.derived = [attention for attention in attentions if attention.kv_b_proj.weight is parameter]
-        self.missing = set(self._parameters)
+            found.derived = [one for one in self._derived if one.attention.kv_b_proj.weight is parameter]
+        self._missing = set(self._parameters)
 
     def __len__(self) -> int:
         return len(self._parameters)
@@ -66,7 +73,7 @@ class Weights(Mapping[str, torch.Tensor]):
         """The plain parameter, with room for its values."""
         parameter = self._parameters[name]
         if self.releases:
-            assert name in self.missing, f"{name} is written, and packed"
+            assert name in self._missing, f"{name} is written, and packed"
             _make_room(parameter)
         return parameter.plain
 
@@ -76,17 +83,17 @@ class Weights(Mapping[str, torch.Tensor]):
 
     def begin(self) -> None:
         """All parameters are to be written again."""
-        self.missing = set(self._parameters)
+        self._missing = set(self._parameters)
 
     def written(self, name: str) -> None:
         """This parameter is complete and proved: do what vLLM does after loading it, and release it if that was all."""
         parameter = self._parameters[name]
-        self.missing.remove(name)
-        if parameter.derived and self.releases:
-            for other in self._derived:
-                _make_room(other)
-        for attention in parameter.derived:
-            attention.process_weights_after_loading(self.dtype)
+        self._missing.remove(name)
+        for derived in parameter.derived:
+            if self.releases:
+                for other in derived.parameters:
+                    _make_room(other)
+            derived.attention.process_weights_after_loading(self.dtype)
         if not self.releases:
             return
         packs = [packed.pack(attribute, parameter.plain) for packed, attribute in parameter.packers]
@@ -95,11 +102,12 @@ class Weights(Mapping[str, torch.Tensor]):
 
     def end(self) -> None:
         """The engine can use its weights: every one is there."""
-        assert not self.missing, f"{len(self.missing)} parameters were not written: {sorted(self.missing)[:3]} ..."
+        assert not self._missing, f"{len(self._missing)} parameters were not written: {sorted(self._missing)[:3]} ..."
 
     def release(self) -> None:
         """Give all memory back; the values are lost."""
-        for parameter in (*self._parameters.values(), *self._derived):
+        derived = (parameter for one in self._derived for parameter in one.parameters)
+        for parameter in (*self._parameters.values(), *derived):
             parameter.plain.untyped_storage().resize_(0)
             for packed, attribute in parameter.packers:
                 packed.unpack(attribute)

@@ -39,6 +39,8 @@ def main() -> None:
 
 
 def _case(case: dict, world, platform) -> dict:
+    import torch.distributed as dist
+
     from spmd_rl.config.model_shape import read_model_shape
     from spmd_rl.distributed.layout import RolloutLayout
     from spmd_rl.rollout.engine import Engine
@@ -59,6 +61,8 @@ def _case(case: dict, world, platform) -> dict:
         replica = layout.replica(world.rank)
         found["refreshes"].append([_generate(engine, counts[replica], shape) for counts in case["counts"]])
         engine.sleep()
+    # A rank that closes its groups while another is still in one of their calls would end it with an error.
+    dist.barrier(world.control)
     engine.close()
     return found
 
