@@ -13,7 +13,7 @@ PACKAGE = ROOT / "spmd_rl"
 # From the top down; what stands in one row does not import each other.
 LAYERS = (
     ("grpo", "plan"),
-    ("program",),
+    ("program", "dry_run"),
     ("controller", "worker"),
     ("training", "rollout"),
     ("weights",),
@@ -44,7 +44,7 @@ DOORS = {
 }
 # These do not import torch, and nothing that they import on loading does: command lines are answered, and graders'
 # processes started, without it.
-TORCH_FREE = ("config", "data", "rewards", "plan")
+TORCH_FREE = ("config", "data", "rewards", "plan", "dry_run")
 # These decide and tell; what they tell the ranks through may use torch.
 TORCH_FREE_THEMSELVES = ("controller", "grpo")
 
