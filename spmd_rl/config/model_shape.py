@@ -239,6 +239,12 @@ def _refused(content: dict[str, Any], family: str) -> list[str]:
         refused.append("it uses sliding-window attention, which is not supported")
     if content.get("quantization_config"):
         refused.append("its weights are quantized; use the original weights, or a copy in bfloat16")
+    _, scaling = _rope(content)
+    if family != "deepseek_v3" and scaling is not None and scaling.get("attention_factor") is not None:
+        refused.append("attention_factor is set for its rotary positions, which is not supported")
+    known = ("linear", "llama3", "yarn")
+    if scaling is not None and scaling["rope_type"] not in known:
+        refused.append(f"its rotary positions are scaled by {scaling['rope_type']}; supported are {', '.join(known)}")
     if family == "deepseek_v3":
         experts = _experts(content, family)
         assert experts is not None
@@ -248,6 +254,8 @@ def _refused(content: dict[str, Any], family: str) -> list[str]:
                 f"num_experts_per_tok = {experts.per_token} with topk_group = {experts.groups_per_token}: supported is "
                 "twice as many experts as groups for a token, as in DeepSeek-V3"
             )
+        if not experts.normalized:
+            refused.append("norm_topk_prob is off, which is not supported with sigmoid scores")
         if content.get("rope_interleave") is False:
             refused.append("rope_interleave is off, which is not supported in deepseek_v3 models")
         for key, only in (("scoring_func", "sigmoid"), ("topk_method", "noaux_tc")):

@@ -1,12 +1,13 @@
 """config.json to a ModelShape."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
 
 from spmd_rl.config.config import ConfigError
-from spmd_rl.config.model_shape import read_model_shape
+from spmd_rl.config.model_shape import LatentAttention, read_model_shape
 
 QWEN3 = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -95,10 +96,92 @@ def test_an_unsupported_architecture_is_named_with_the_supported_ones(tmp_path):
         ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding-window"),
         ({"quantization_config": {"bits": 4}}, "quantized"),
         ({"num_attention_heads": "many"}, "cannot be understood"),
+        ({"rope_scaling": {"type": "longrope", "factor": 4.0}}, "scaled by longrope"),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0, "attention_factor": 1.2}}, "attention_factor"),
     ],
 )
 def test_what_would_be_computed_wrongly_is_refused(tmp_path, change, said):
     assert said in refusal(write(tmp_path, QWEN3 | change))
+
+
+# As published, without what no layout depends on.
+DEEPSEEK_V3 = {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "model_type": "deepseek_v3",
+    "vocab_size": 129280,
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "moe_intermediate_size": 2048,
+    "num_hidden_layers": 61,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+    "n_shared_experts": 1,
+    "n_routed_experts": 256,
+    "routed_scaling_factor": 2.5,
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "qk_nope_head_dim": 128,
+    "topk_method": "noaux_tc",
+    "n_group": 8,
+    "topk_group": 4,
+    "num_experts_per_tok": 8,
+    "first_k_dense_replace": 3,
+    "norm_topk_prob": True,
+    "scoring_func": "sigmoid",
+    "max_position_embeddings": 163840,
+    "rope_theta": 10000,
+    "rope_scaling": {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096},
+    "num_nextn_predict_layers": 1,
+    "tie_word_embeddings": False,
+}
+
+
+def test_deepseek_v3_is_read_as_published(tmp_path):
+    shape = read_model_shape(write(tmp_path, DEEPSEEK_V3))
+    assert shape.mla == LatentAttention(q_rank=1536, kv_rank=512, nope_dim=128, rope_dim=64, v_dim=128)
+    assert (shape.head_dim, shape.kv_heads) == (192, 128)
+    experts = shape.experts
+    assert (experts.count, experts.per_token, experts.ffn, experts.shared_ffn) == (256, 8, 2048, 2048)
+    assert experts.sparse == (False,) * 3 + (True,) * 58
+    assert (experts.groups, experts.groups_per_token, experts.scale) == (8, 4, 2.5)
+    from spmd_rl.weights.families import hf_tensors
+
+    parameters = sum(math.prod(size) for size in hf_tensors(shape).values())
+    assert parameters / 1e9 == pytest.approx(671.0, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        ({"quantization_config": {"quant_method": "fp8"}}, "a copy in bfloat16"),
+        ({"num_experts_per_tok": 6}, "num_experts_per_tok = 6 with topk_group = 4"),
+        ({"norm_topk_prob": False}, "norm_topk_prob is off"),
+        ({"scoring_func": "softmax"}, "scoring_func is softmax"),
+        ({"topk_method": "greedy"}, "topk_method is greedy"),
+        ({"rope_interleave": False}, "rope_interleave is off"),
+    ],
+)
+def test_what_of_deepseek_would_be_computed_wrongly_is_refused(tmp_path, change, said):
+    assert said in refusal(write(tmp_path, DEEPSEEK_V3 | change))
+
+
+def test_which_layers_of_qwen_moe_are_sparse_follows_from_step_and_list(tmp_path):
+    sparse = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "num_hidden_layers": 6}
+    content = QWEN3 | sparse | {"architectures": ["Qwen3MoeForCausalLM"]}
+    assert read_model_shape(write(tmp_path, content)).experts.sparse == (True,) * 6
+    some = content | {"decoder_sparse_step": 2, "mlp_only_layers": [3]}
+    assert read_model_shape(write(tmp_path, some)).experts.sparse == (False, True, False, False, False, True)
+    shared = content | {"architectures": ["Qwen2MoeForCausalLM"], "shared_expert_intermediate_size": 96}
+    shape = read_model_shape(write(tmp_path, shared))
+    assert (shape.experts.shared_ffn, shape.experts.shared_gate, shape.qkv_bias) == (96, True, True)
+
+
+def test_a_model_with_a_score_head_has_labels_instead_of_a_vocabulary_to_predict(tmp_path):
+    content = QWEN3 | {"architectures": ["Qwen3ForSequenceClassification"], "id2label": {"0": "good"}}
+    shape = read_model_shape(write(tmp_path, content))
+    assert (shape.head, shape.labels, shape.tied) == ("value", 1, False)
 
 
 def test_a_missing_directory_file_or_key_and_broken_json_say_so(tmp_path):
