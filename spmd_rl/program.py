@@ -85,8 +85,10 @@ def run(config: Config, shape: ModelShape, tell: Tell) -> None:
             os.environ.setdefault(name, value)
         from spmd_rl.patches import megatron_core, vllm
         from spmd_rl.patches.patch import apply_all
+        from spmd_rl.rollout.options import model_options
 
         applied = apply_all(megatron_core.PATCHES + vllm.PATCHES, platform.name)
+        model_options(config.model.path, shape, config.rollout.block_tokens, platform)
         _check_weights(config, shape)
         loaded = _read_prompts(config)
         pool = _start_graders(config, loaded.prompts["train"][0])

@@ -149,6 +149,7 @@ class Bench:
         """Seconds of the slowest rank; of the worst rank the bytes received, and the memory needed only meanwhile."""
         import torch.distributed as dist
 
+        self.engine.wake_cache()
         self.engine.sleep()
         self.platform.give_back_memory()
         dist.barrier(group=self.world.payload)

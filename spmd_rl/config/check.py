@@ -27,7 +27,7 @@ def check(config: Config, world_size: int, model: ModelShape | None) -> list[str
     if min(sizes) >= 1:
         problems += _layout(config, world_size) + _batches(config, world_size)
         problems += model_problems(config, model) if model is not None else []
-    return problems + _data(config) + _files(config)
+    return problems + _refresh(config) + _data(config) + _files(config)
 
 
 def notes(config: Config, world_size: int) -> list[str]:
@@ -146,6 +146,21 @@ def _layout(config: Config, world_size: int) -> list[str]:
         problems.append(
             f"parallel.virtual = {parallel.virtual}: there is one pipeline stage, so nothing waits; set it to 1, or "
             "raise parallel.pipeline"
+        )
+    return problems
+
+
+def _refresh(config: Config) -> list[str]:
+    rollout, problems = config.rollout, []
+    if rollout.refresh_bucket_mib is not None and not rollout.refresh_bucket_mib >= 1:
+        problems.append(
+            f"rollout.refresh_bucket_mib = {rollout.refresh_bucket_mib}: a bucket has 1 MiB or more; leave it out for "
+            "what suits the machine"
+        )
+    if rollout.canary_tolerance is not None and not rollout.canary_tolerance > 0:
+        problems.append(
+            f"rollout.canary_tolerance = {rollout.canary_tolerance}: it must be above 0; to have no canary, set "
+            "rollout.canary_steps to 0"
         )
     return problems
 

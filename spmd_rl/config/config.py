@@ -115,9 +115,10 @@ class RolloutConfig:
     cache_gib: float = 1.0
     """Memory of the key-value cache, GiB per rank."""
     block_tokens: int = 32
-    """Tokens in one block of the cache; a shared prefix is reused in whole blocks."""
+    """Tokens in one block of the cache; a shared prefix is reused in whole blocks. (Latent attention on a CPU: 16.)"""
     refresh_bucket_mib: float | None = None
-    """Weights travel in messages of about this size, two at a time on each rank. None: what suits the machine."""
+    """Weights travel in buckets of this size; a rank holds at most two that it sends and two that it receives. None:
+    what suits the machine (16 on CPUs, 256 on accelerators)."""
     canary_steps: int = 10
     """Every so many steps, from the first on, vLLM and Megatron both score a sequence of a few tokens. 0: never."""
     canary_tolerance: float | None = None

@@ -58,9 +58,6 @@ CPU = Platform(
         "VLLM_LOGGING_LEVEL": "ERROR",
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "TOKENIZERS_PARALLELISM": "false",
-        # Large tensors in pages of 2 MiB: memory that training and rollout hand to each other is touched anew each
-        # time, and 4 KiB pages make that three times slower.
-        "THP_MEM_ALLOC_ENABLE": "1",
     },
     claim=_claim,
     memory_bytes=resident_bytes,

@@ -67,6 +67,8 @@ def test_the_defaults_have_no_problem(problems):
         ("--rollout.tensor 4", "rollout.tensor = 4", "does not divide the 6 ranks"),
         ("--parallel.tensor 2", "parallel.tensor = 2", "9 attention heads and 3 key-value heads"),
         ("--rollout.tensor 2", "rollout.tensor = 2", "with this model it can be 1 or 3"),
+        ("--rollout.refresh_bucket_mib 0.5", "rollout.refresh_bucket_mib = 0.5", "1 MiB or more"),
+        ("--rollout.canary_tolerance 0", "rollout.canary_tolerance = 0.0", "set rollout.canary_steps to 0"),
         ("--train.minibatches 5", "train.minibatches = 5", "does not divide train.prompts_per_step = 32"),
         ("--train.prompts_per_step 2", "train.prompts_per_step = 2", "there are 6 inference engines"),
         (
