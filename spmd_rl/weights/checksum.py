@@ -28,9 +28,9 @@ _CPU_ELEMENTS = 1 << 17
 _DEVICE_ELEMENTS = 1 << 26
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _LOWEST = torch.iinfo(torch.int64).min
-TURNS = 16
+TURNS = 64
 # Boxes with fewer rows or elements are always read as a whole.
-_SMALL_ROWS, _SMALL_ELEMENTS = 2 * TURNS, 1 << 14
+_SMALL_ROWS, _SMALL_ELEMENTS = TURNS, 1 << 14
 
 
 class Checksums:
