@@ -25,7 +25,7 @@ def test_megatron_gives_the_log_probabilities_of_huggingface(smollm2):
 
 def test_vllm_and_megatron_agree_and_an_update_reaches_vllm(smollm2, tmp_path):
     others = {"train.learning_rate": 1e-5, "rollout.cache_gib": 0.1, "rounds": 2}
-    report = run(smollm2, 2, 1, 2, 1, tmp_path / "hf", **others)[0]
+    report = run(smollm2, 2, 1, 1, 2, 1, tmp_path / "hf", **others)[0]
     for one in report["rounds"]:
         assert one["learned"]["correction/logprob_gap_max"] < 1e-3
         assert one["learned"]["grad_norm"] > 0.1

@@ -84,7 +84,7 @@ LAYOUTS = {
         "deepseek_v3-yarn": [tp(2, expert=2), ep(2, pipeline=2, layers_per_stage=(3, 1)), cp(2, expert=2)],
     },
 }
-# (shared prompts, tokens of a micro-batch, other settings of the case), on one rank
+# (shared prompts, tokens of a micro-batch, other settings of the case), on context ranks
 PACKINGS = [
     (True, 4096, {}),
     (False, 4096, {}),
@@ -221,13 +221,14 @@ def test_every_layout_has_the_log_probabilities_and_gradient_of_huggingface(rank
         assert found.sums == pytest.approx(first, rel=1e-4), f"{family} {layout} against the first layout"
 
 
-def test_sharing_prompts_and_the_size_of_micro_batches_change_nothing(models, huggingface):
-    named = [(family, *packing) for family in PACKED_FAMILIES for packing in PACKINGS]
+@pytest.mark.parametrize("ranks, families", [(1, PACKED_FAMILIES), (2, ("qwen2-tied", "deepseek_v3"))])
+def test_sharing_prompts_and_the_size_of_micro_batches_change_nothing(ranks, families, models, huggingface):
+    named = [(family, *packing) for family in families for packing in PACKINGS]
     cases = [
-        case(models[family], share=share, budget=budget, gradients=huggingface[family].file, **others)
+        case(models[family], cp(ranks), share=share, budget=budget, gradients=huggingface[family].file, **others)
         for family, share, budget, others in named
     ]
-    reports = run_ranks("spmd.training_ranks", 1, {"cases": cases})
+    reports = run_ranks("spmd.training_ranks", ranks, {"cases": cases})
     for index, (family, *packing) in enumerate(named):
         check_equal_to_huggingface(merged(reports, index), huggingface[family], f"{family} {packing}")
     shared, apart, small = (reports[0]["cases"][index] for index in range(3))
