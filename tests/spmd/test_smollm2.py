@@ -12,7 +12,7 @@ def test_megatron_gives_the_log_probabilities_of_huggingface(smollm2):
 
     from spmd.samples import make_samples
 
-    case = {"model": smollm2, "tensor": 1, "pipeline": 1, "share": True, "budget": 4096, "temperature": 1.0}
+    case = {"model": smollm2, "parallel": {}, "share": True, "budget": 4096, "temperature": 1.0}
     found = run_ranks("spmd.training_ranks", 1, {"cases": [case]})[0]["cases"][0]["logprobs"]
     model = AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32, attn_implementation="eager")
     samples, _ = make_samples(model.config.vocab_size)
