@@ -21,7 +21,8 @@ def check(config: Config, world_size: int, model: ModelShape | None) -> list[str
     problems = _ranges(config)
     parallel, rollout = config.parallel, config.rollout
     sizes = (
-        *(parallel.tensor, parallel.pipeline, parallel.virtual, parallel.expert, parallel.expert_tensor),
+        *(parallel.tensor, parallel.context, parallel.pipeline, parallel.virtual),
+        *(parallel.expert, parallel.expert_tensor),
         *(rollout.tensor, rollout.data, config.train.minibatches),
     )
     if min(sizes) >= 1:
@@ -63,8 +64,8 @@ _RANGES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
     (
         "1 or more",
         lambda value: value >= 1,
-        "parallel.tensor parallel.pipeline parallel.virtual parallel.expert parallel.expert_tensor rollout.tensor "
-        "rollout.data rollout.max_response_length rollout.max_sequences "
+        "parallel.tensor parallel.context parallel.pipeline parallel.virtual parallel.expert parallel.expert_tensor "
+        "rollout.tensor rollout.data rollout.max_response_length rollout.max_sequences "
         "rollout.block_tokens reward.workers train.steps train.prompts_per_step train.minibatches "
         "train.tokens_per_microbatch train.logprob_chunk_tokens data.max_prompt_length data.arithmetic.problems",
     ),
@@ -124,10 +125,13 @@ def _settings(section: Any, prefix: str = "") -> dict[str, Any]:
 def _layout(config: Config, world_size: int) -> list[str]:
     problems: list[str] = []
     parallel, rollout = config.parallel, config.rollout
-    if world_size % (parallel.tensor * parallel.pipeline):
+    sizes = {"tensor": parallel.tensor, "context": parallel.context, "pipeline": parallel.pipeline}
+    if parallel.context == 1:
+        del sizes["context"]
+    if world_size % math.prod(sizes.values()):
         problems.append(
-            f"parallel.tensor x parallel.pipeline = {parallel.tensor} x {parallel.pipeline}: does not divide the "
-            f"{world_size} ranks; their product can be {divisors(world_size)}, or start other ranks"
+            f"{' x '.join(f'parallel.{name}' for name in sizes)} = {' x '.join(map(str, sizes.values()))}: does not "
+            f"divide the {world_size} ranks; their product can be {divisors(world_size)}, or start other ranks"
         )
     elif (world_size // parallel.pipeline) % (parallel.expert * parallel.expert_tensor):
         stage = world_size // parallel.pipeline

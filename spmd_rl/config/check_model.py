@@ -28,7 +28,7 @@ def model_problems(config: Config, model: ModelShape) -> list[str]:
                 f"{knob} = {tensor}: the model has {' and '.join(obstacles)}; with this model it can be "
                 f"{either(fitting)}"
             )
-    problems += _stages(config, model) + _experts(config, model)
+    problems += _context(config, model) + _stages(config, model) + _experts(config, model)
     longest = config.data.max_prompt_length + config.rollout.max_response_length
     if longest > model.max_positions:
         problems.append(
@@ -69,6 +69,18 @@ def _shares_heads(model: ModelShape, tensor: int) -> bool:
 
 def _fits(model: ModelShape, tensor: int) -> bool:
     return _shares_heads(model, tensor) and not any(count % tensor for count in _cut_by_tensor(model).values())
+
+
+def _context(config: Config, model: ModelShape) -> list[str]:
+    parallel = config.parallel
+    heads, rest = divmod(model.heads, parallel.tensor)
+    if rest or heads % parallel.context == 0:  # a rest is said of parallel.tensor
+        return []
+    whose = "the model has" if parallel.tensor == 1 else f"with parallel.tensor = {parallel.tensor}, a rank has"
+    return [
+        f"parallel.context = {parallel.context}: {whose} {heads} attention heads, which its ranks share inside "
+        f"attention; it can be {divisors(heads)}"
+    ]
 
 
 def _stages(config: Config, model: ModelShape) -> list[str]:

@@ -80,12 +80,14 @@ class ParallelConfig:
     """Ranks that share the experts of a layer in training; divides the experts, and the ranks of a stage."""
     expert_tensor: int = 1
     """Ranks that share each single expert in training; 1 is fastest where the experts fit."""
+    context: int = 1
+    """Ranks that share the tokens of every micro-batch in training, for long sequences; divides the model's heads."""
     sequence: bool = True
     """With tensor > 1, norms and residuals are split along the sequence too: less memory, same traffic."""
 
     def data(self, world_size: int) -> int:
-        """Data-parallel size: what tensor and pipeline leave of the ranks."""
-        return world_size // (self.tensor * self.pipeline)
+        """Data-parallel size: what tensor, context and pipeline leave of the ranks."""
+        return world_size // (self.tensor * self.context * self.pipeline)
 
 
 @dataclass(frozen=True)
@@ -189,8 +191,8 @@ class TrainConfig:
     clip_grad: float = 1.0
     """Largest norm of the gradient over all ranks. 0: not clipped."""
     tokens_per_microbatch: int = 4096
-    """Tokens in one forward and backward pass of a data-parallel rank: what training memory depends on.
-    Gradients do not depend on it."""
+    """Tokens in one forward and backward pass of a data-parallel rank: what training memory depends on; the ranks of
+    parallel.context share them. Gradients do not depend on it."""
     logprob_chunk_tokens: int = 1024
     """Tokens whose logits exist at the same time. Memory only; results do not depend on it."""
     share_prompts: bool = True

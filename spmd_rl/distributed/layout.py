@@ -60,6 +60,7 @@ class TrainLayout:
             parallel.tensor,
             parallel.pipeline,
             parallel.data(world),
+            parallel.context,
             expert=parallel.expert,
             expert_tensor=parallel.expert_tensor,
             virtual=parallel.virtual,

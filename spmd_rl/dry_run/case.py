@@ -29,7 +29,7 @@ class Case:
 def fewest_ranks(config: Config) -> int:
     """The smallest world that both layouts divide."""
     parallel, rollout = config.parallel, config.rollout
-    stage = math.lcm(max(1, parallel.tensor), max(1, parallel.expert * parallel.expert_tensor))
+    stage = math.lcm(max(1, parallel.tensor * parallel.context), max(1, parallel.expert * parallel.expert_tensor))
     return math.lcm(stage * max(1, parallel.pipeline), max(1, rollout.tensor * rollout.data))
 
 

@@ -5,17 +5,20 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from megatron.core import parallel_state
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 
+from spmd_rl.training.context import share_heads, share_tokens
 from spmd_rl.training.packing import PackedTokens, Responses, Segment
 
 
 class PackedAttention(MegatronModule):
     """Megatron's core attention for `PackedTokens`: causal within a sequence, responses also see their group's prompt.
 
-    Stands where Megatron's DotProductAttention would, which refuses packed sequences.
+    Stands where Megatron's DotProductAttention would, which refuses packed sequences. With context parallelism it is
+    given a chunk of the tokens, and changes it for all tokens of a part of the heads and back.
     """
 
     def __init__(
@@ -31,7 +34,7 @@ class PackedAttention(MegatronModule):
         **options: Any,
     ):
         super().__init__(config=config)
-        assert config.context_parallel_size == 1
+        self.context_group = parallel_state.get_context_parallel_group()
         self.scale = softmax_scale or 1.0 / math.sqrt(k_channels or config.kv_channels)
 
     def forward(
@@ -44,14 +47,28 @@ class PackedAttention(MegatronModule):
         attention_bias: torch.Tensor | None = None,
         packed_seq_params: PackedTokens | None = None,
     ) -> torch.Tensor:
-        """query [T, heads/tp, d], key [T, kv heads/tp, d], value [T, kv heads/tp, v] -> [T, heads/tp * v]."""
+        """query [T, heads/tp, d], key [T, kv heads/tp, d], value [T, kv heads/tp, v] -> [T, heads/tp * v].
+
+        T: tokens of this context rank's chunk.
+        """
         assert packed_seq_params is not None and attention_bias is None
+        if self.context_group.size() == 1:
+            out = self._attend(query, key, value, packed_seq_params.segments)
+        else:
+            query, key, value = share_heads(query, key, value, self.context_group)
+            out = share_tokens(self._attend(query, key, value, packed_seq_params.segments), self.context_group)
+        return out.flatten(1)
+
+    def _attend(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: tuple[Segment, ...]
+    ) -> torch.Tensor:
+        """All tokens of the micro-batch and some heads -> [T, heads, v]."""
         attend = _npu_attention if query.device.type == "npu" else _segment_attention
         width = value.shape[-1]
         if width < query.shape[-1]:
             # Fused kernels want values as wide as queries; latent attention has narrower ones.
             value = F.pad(value, (0, query.shape[-1] - width))
-        return attend(query, key, value, packed_seq_params.segments, self.scale)[..., :width].flatten(1)
+        return attend(query, key, value, segments, self.scale)[..., :width]
 
 
 def _segment_attention(

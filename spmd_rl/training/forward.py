@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
+from spmd_rl.training.context import of_all_tokens
 from spmd_rl.training.model import PolicyModel
 from spmd_rl.training.packing import Packed
 from spmd_rl.training.parallel import Place
@@ -52,6 +53,9 @@ def run_passes(
                 place.tensor_group,
                 chunk,
             )
+            if place.context_size > 1:
+                own, count = torch.stack((logprobs, entropy)), sum(packed.lengths)
+                logprobs, entropy = of_all_tokens(own, packed.places, count, place.context_group)
             return use(packed, logprobs, entropy), torch.zeros((), dtype=torch.int, device=hidden.device), {}
 
         return output, loss

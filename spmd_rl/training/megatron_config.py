@@ -46,6 +46,9 @@ def transformer_config(
         perform_initialization=False,
         tensor_model_parallel_size=layout.tensor,
         pipeline_model_parallel_size=layout.pipeline,
+        context_parallel_size=layout.context,
+        # What PackedAttention does.
+        cp_comm_type="a2a",
         sequence_parallel=sequence and layout.tensor > 1,
         # Micro-batches differ in length; Megatron allows that only with this dispatcher, dense models included.
         variable_seq_lengths=True,

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from megatron.core import parallel_state, tensor_parallel
 from megatron.core.models.gpt import GPTModel
+from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 
@@ -85,6 +86,7 @@ def _build_chunk(shape: ModelShape, layers: range, config: TransformerConfig, nu
         share_embeddings_and_output_weights=shape.tied,
         pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=number),
         post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=number),
+        pg_collection=_groups(),
         vp_stage=number,
     )
     frequencies = inverse_frequencies(shape)
@@ -96,3 +98,24 @@ def _build_chunk(shape: ModelShape, layers: range, config: TransformerConfig, nu
             layer.self_attention.rotary_pos_emb = rotary
     mark_parameters(chunk)
     return chunk
+
+
+class _Alone:
+    """As much of a process group of one rank as is asked for."""
+
+    def size(self) -> int:
+        return 1
+
+    def rank(self) -> int:
+        return 0
+
+
+def _groups() -> ProcessGroupCollection:
+    """Megatron's process groups, as the model's layers see them.
+
+    All that they would ask the context group is which rotary angles belong to the rank, in a layout of Megatron's own.
+    Here the angles are given for the rank's own tokens; PackedAttention finds the real group by itself.
+    """
+    groups = ProcessGroupCollection.use_mpu_process_groups()
+    groups.cp = _Alone()
+    return groups

@@ -61,35 +61,49 @@ class PackedTokens(PackedSeqParams):
     """Megatron's packed sequence parameters, with what shared prompts need beside them."""
 
     segments: tuple[Segment, ...] = ()
+    """Of all T tokens: attention sees them all."""
     positions: torch.Tensor | None = None
-    """Position of each token in its own sequence [T]."""
+    """Position of each token of this rank's chunk in its own sequence [C]."""
 
 
 @dataclass
 class Packed:
     """One micro-batch.
 
-    T tokens, N response tokens over all samples.
+    T tokens, N response tokens over all samples. A context rank has a chunk of C = T / context tokens, which predict n
+    of the response tokens; without context parallelism that is all of them.
     """
 
     samples: list[TrainSample]
     tokens: torch.Tensor
-    """[1, T]"""
+    """The chunk [1, C]."""
     predictors: torch.Tensor
-    """Index in [0, T) of the token whose hidden state predicts each response token [N]."""
+    """Index in [0, C) of the token whose hidden state predicts each of the n response tokens [n]."""
     targets: torch.Tensor
-    """The response tokens [N]."""
+    """The response tokens that the chunk predicts [n]."""
+    places: torch.Tensor
+    """Index in [0, N) of each of them [n]."""
     lengths: list[int]
     """Response tokens of each sample, in the order of `samples`; they sum to N."""
     params: PackedTokens = field(repr=False, default_factory=PackedTokens)
     padding_tokens: int = 0
+    """Of the chunk."""
 
 
-def pack(groups: Sequence[Sequence[TrainSample]], multiple: int, share_prompts: bool, device: torch.device) -> Packed:
-    """Lay out a micro-batch; T is padded to a multiple of `multiple` (sequence parallel) with a sequence of its own.
+def pack(
+    groups: Sequence[Sequence[TrainSample]],
+    multiple: int,
+    share_prompts: bool,
+    device: torch.device,
+    chunk: int = 0,
+    chunks: int = 1,
+) -> Packed:
+    """Lay out a micro-batch, and take one of the equal chunks of its tokens.
 
-    The samples of a group must have the same prompt when `share_prompts` is set. A micro-batch without samples is one
-    token that predicts nothing: a rank that has fewer micro-batches than its neighbours runs it in their stead.
+    A chunk's length is a multiple of `multiple` (sequence parallel); a sequence of its own fills up the last ones. The
+    samples of a group must have the same prompt when `share_prompts` is set. A micro-batch without samples has chunks
+    of `multiple` tokens that predict nothing: a rank that has fewer micro-batches than its neighbours runs it in their
+    stead.
     """
     pieces: list[torch.Tensor] = []
     positions: list[torch.Tensor] = []
@@ -122,30 +136,35 @@ def pack(groups: Sequence[Sequence[TrainSample]], multiple: int, share_prompts: 
                 segments.append(Segment(start, len(prompt) + laid[0]))
             else:
                 segments.append(Segment(start, len(prompt), _responses(start, len(prompt), laid, device)))
-    padding = -cursor % multiple if cursor else multiple
+    real, whole = cursor, multiple * chunks
+    padding = -cursor % whole if cursor else whole
     if padding:
         segments.append(Segment(lay(torch.zeros(padding, dtype=torch.int64), 0), padding))
-    length = torch.tensor([0, cursor], dtype=torch.int32, device=device)
+    size = cursor // chunks
+    start, end = size * chunk, size * (chunk + 1)
+    nothing = torch.zeros(0, dtype=torch.int64)
+    predicting = torch.cat([nothing, *predictors])  # [N]
+    places = ((predicting >= start) & (predicting < end)).nonzero()[:, 0]
+    length = torch.tensor([0, size], dtype=torch.int32, device=device)
     return Packed(
         samples=samples,
-        tokens=torch.cat(pieces)[None].to(device),
-        predictors=(torch.cat(predictors) if predictors else torch.zeros(0, dtype=torch.int64)).to(device),
-        targets=(
-            torch.cat([sample.response for sample in samples]) if samples else torch.zeros(0, dtype=torch.int64)
-        ).to(device),
+        tokens=torch.cat(pieces)[None, start:end].to(device),
+        predictors=(predicting[places] - start).to(device),
+        targets=torch.cat([nothing, *(sample.response for sample in samples)])[places].to(device),
+        places=places.to(device),
         lengths=[len(sample.response) for sample in samples],
         params=PackedTokens(
             qkv_format="thd",
-            # One sequence over all tokens: rotary angles are given per token (training/model.py), and the attention
-            # reads the segments.
+            # One sequence over all tokens of the chunk: rotary angles are given per token (training/model.py), and the
+            # attention reads the segments.
             cu_seqlens_q=length,
             cu_seqlens_kv=length,
-            max_seqlen_q=cursor,
-            max_seqlen_kv=cursor,
+            max_seqlen_q=size,
+            max_seqlen_kv=size,
             segments=tuple(segments),
-            positions=torch.cat(positions).to(device),
+            positions=torch.cat(positions)[start:end].to(device),
         ),
-        padding_tokens=padding,
+        padding_tokens=max(0, end - max(start, real)),
     )
 
 

@@ -20,7 +20,10 @@ class Place:
     pipeline_size: int
     data_rank: int
     data_size: int
+    context_rank: int
+    context_size: int
     tensor_group: dist.ProcessGroup
+    context_group: dist.ProcessGroup
 
     @property
     def first_stage(self) -> bool:
@@ -33,7 +36,7 @@ class Place:
     @property
     def reports(self) -> bool:
         """Of the ranks that compute the same losses, this one tells rank 0."""
-        return self.last_stage and self.tensor_rank == 0
+        return self.last_stage and self.tensor_rank == 0 and self.context_rank == 0
 
 
 def start_parallel(layout: TrainLayout, seed: int) -> Place:
@@ -42,6 +45,7 @@ def start_parallel(layout: TrainLayout, seed: int) -> Place:
         tensor_model_parallel_size=layout.tensor,
         pipeline_model_parallel_size=layout.pipeline,
         virtual_pipeline_model_parallel_size=layout.virtual if layout.virtual > 1 else None,
+        context_parallel_size=layout.context,
         expert_model_parallel_size=layout.expert,
         expert_tensor_parallel_size=layout.expert_tensor,
         create_gloo_process_groups=False,
@@ -55,5 +59,8 @@ def start_parallel(layout: TrainLayout, seed: int) -> Place:
         pipeline_size=layout.pipeline,
         data_rank=parallel_state.get_data_parallel_rank(),
         data_size=parallel_state.get_data_parallel_world_size(),
+        context_rank=parallel_state.get_context_parallel_rank(),
+        context_size=layout.context,
         tensor_group=parallel_state.get_tensor_model_parallel_group(),
+        context_group=parallel_state.get_context_parallel_group(),
     )

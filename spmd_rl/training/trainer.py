@@ -91,7 +91,8 @@ class Trainer:
         # The schedule of a virtual pipeline takes micro-batches in rounds of as many as there are stages.
         rest = -len(microbatches) % self.layout.pipeline if self.layout.virtual > 1 else 0
         laid = [*microbatches, *([] for _ in range(rest))]
-        return [pack(groups, multiple, share_prompts, self.device) for groups in laid]
+        chunk, chunks = self.place.context_rank, self.place.context_size
+        return [pack(groups, multiple, share_prompts, self.device, chunk, chunks) for groups in laid]
 
     def _run(
         self, model: Sequence[torch.nn.Module], policy: PolicyModel, packs: list[Packed], use: Callable, backward: bool

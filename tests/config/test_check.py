@@ -64,6 +64,13 @@ def test_the_defaults_have_no_problem(problems):
     [
         ("--parallel.tensor 4", "parallel.tensor x parallel.pipeline = 4 x 1", "does not divide the 6 ranks"),
         ("--parallel.pipeline 4", "parallel.tensor x parallel.pipeline = 1 x 4", "can be 1, 2, 3 or 6"),
+        (
+            "--parallel.context 4",
+            "parallel.tensor x parallel.context x parallel.pipeline = 1 x 4 x 1",
+            "does not divide the 6 ranks",
+        ),
+        ("--parallel.context 2", "parallel.context = 2", "the model has 9 attention heads, which its ranks share"),
+        ("--parallel.context 0", "parallel.context = 0", "it must be 1 or more"),
         ("--rollout.tensor 4", "rollout.tensor = 4", "does not divide the 6 ranks"),
         ("--parallel.tensor 2", "parallel.tensor = 2", "9 attention heads and 3 key-value heads"),
         ("--rollout.tensor 2", "rollout.tensor = 2", "with this model it can be 1 or 3"),
@@ -122,6 +129,12 @@ def test_a_problem_names_the_setting_what_it_met_and_the_way_out(problems, argum
             "parallel.layers_per_stage = [2, 2]",
             "2 stages with 4 layers; it must name 2 stages with 3 layers together",
         ),
+        (
+            "--parallel.tensor 2 --parallel.context 3",
+            "parallel.context = 3",
+            "with parallel.tensor = 2, a rank has 4 attention heads, which its ranks share inside attention; it can be "
+            "1, 2 or 4",
+        ),
         ("--parallel.virtual 3", "parallel.virtual = 3", "there is one pipeline stage"),
         ("--rollout.tensor 2 --rollout.data 2", "rollout.tensor x rollout.data = 2 x 2", "the 6 ranks"),
         ("--rollout.data 3 --rollout.expert_parallel True", "rollout.tensor x rollout.data = 1 x 3", "8 experts"),
@@ -139,6 +152,7 @@ def test_layouts_that_can_hold_experts_or_layers_are_not_refused(problems):
     assert problems("--parallel.expert 2 --rollout.data 2 --rollout.expert_parallel True", 2, SPARSE) == []
     assert problems("--parallel.pipeline 2 --parallel.layers_per_stage 1 2 --rollout.data 2", 2, SPARSE) == []
     assert problems("--parallel.tensor 2 --parallel.expert 4 --rollout.tensor 4", 4, SPARSE) == []
+    assert problems("--parallel.tensor 2 --parallel.context 4 --parallel.expert 8", 8, SPARSE) == []
 
 
 def test_a_dense_model_has_no_experts_to_share(problems):

@@ -1,5 +1,6 @@
 import pytest
 
+from spmd_rl.config.config import ParallelConfig
 from spmd_rl.distributed.layout import RolloutLayout, TrainLayout
 
 
@@ -12,6 +13,18 @@ def test_ranks_run_over_tensor_then_data_then_pipeline():
     assert layout.tensor_ranks(5) == (4, 5)
     assert layout.data_ranks(1) == (1, 3, 5)
     assert layout.pipeline_ranks(4) == (4, 10)
+
+
+def test_context_ranks_are_next_to_each_other_and_see_the_same_samples():
+    layout = TrainLayout.of(ParallelConfig(tensor=2, context=2, pipeline=2, expert=8), 16)
+    assert (layout.data, layout.world) == (2, 16)
+    assert [(layout.coords(rank).context, layout.coords(rank).data) for rank in range(0, 8, 2)] == [
+        *((0, 0), (1, 0), (0, 1), (1, 1))
+    ]
+    assert [layout.coords(rank).expert for rank in range(8)] == list(range(8))
+    for rank in range(layout.world):
+        at = layout.coords(rank)
+        assert layout.rank(at.tensor, at.data, at.pipeline, at.context) == rank
 
 
 def test_a_replica_is_consecutive_ranks():

@@ -12,7 +12,7 @@ def test_megatron_gives_the_log_probabilities_of_huggingface(smollm2):
 
     from spmd.samples import make_samples
 
-    case = {"model": smollm2, "tensor": 1, "pipeline": 1, "share": True, "budget": 4096, "temperature": 1.0}
+    case = {"model": smollm2, "parallel": {}, "share": True, "budget": 4096, "temperature": 1.0}
     found = run_ranks("spmd.training_ranks", 1, {"cases": [case]})[0]["cases"][0]["logprobs"]
     model = AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32, attn_implementation="eager")
     samples, _ = make_samples(model.config.vocab_size)
@@ -25,7 +25,7 @@ def test_megatron_gives_the_log_probabilities_of_huggingface(smollm2):
 
 def test_vllm_and_megatron_agree_and_an_update_reaches_vllm(smollm2, tmp_path):
     others = {"train.learning_rate": 1e-5, "rollout.cache_gib": 0.1, "rounds": 2}
-    report = run(smollm2, 2, 1, 2, 1, tmp_path / "hf", **others)[0]
+    report = run(smollm2, 2, 1, 1, 2, 1, tmp_path / "hf", **others)[0]
     for one in report["rounds"]:
         assert one["learned"]["correction/logprob_gap_max"] < 1e-3
         assert one["learned"]["grad_norm"] > 0.1

@@ -47,34 +47,44 @@ def ep(size, **others):
     return {"expert": size, **others}
 
 
+def cp(size, **others):
+    return {"context": size, **others}
+
+
 # By number of ranks: layouts of each model; what they leave of the ranks is data parallel.
 LAYOUTS = {
     1: {family: [{}] for family in FAMILIES},
     2: {
-        "qwen2-tied": [tp(2), pp(2), {}, pp(2, layers_per_stage=(1, 3)), pp(2, virtual=2)],
-        "qwen3": [tp(2), tp(2, sequence=False), pp(2)],
+        "qwen2-tied": [tp(2), pp(2), {}, pp(2, layers_per_stage=(1, 3)), pp(2, virtual=2), cp(2)],
+        "qwen3": [tp(2), tp(2, sequence=False), pp(2), cp(2)],
         "llama": [tp(2), {}, pp(2, virtual=2)],
-        "qwen2_moe": [tp(2), tp(2, expert=2), tp(2, expert_tensor=2), {}],
+        "qwen2_moe": [tp(2), tp(2, expert=2), tp(2, expert_tensor=2), {}, cp(2, expert=2)],
         "qwen3_moe": [ep(2), tp(2, expert=2), pp(2, virtual=2)],
-        "deepseek_v3": [tp(2), tp(2, expert=2), ep(2), pp(2, layers_per_stage=(1, 3)), pp(2, virtual=2)],
+        "deepseek_v3": [tp(2), tp(2, expert=2), ep(2), pp(2, layers_per_stage=(1, 3)), pp(2, virtual=2), cp(2)],
         "deepseek_v3-yarn": [tp(2, expert_tensor=2), {}],
     },
     4: {
-        "qwen2-tied": [tp(2), pp(4), tp(2, pipeline=2)],
-        "qwen3": [tp(4), pp(2, virtual=2), tp(2, pipeline=2, sequence=False)],
-        "llama": [{}, tp(2, pipeline=2, virtual=2, layers_per_stage=(1, 1, 1, 1))],
-        "qwen2_moe": [tp(2, pipeline=2), ep(4), tp(2, expert=2)],
-        "qwen3_moe": [ep(2, pipeline=2), tp(2, expert=2, expert_tensor=2), tp(4, expert=2, expert_tensor=2)],
+        "qwen2-tied": [tp(2), pp(4), tp(2, pipeline=2), cp(2, tensor=2), cp(2, pipeline=2)],
+        "qwen3": [tp(4), pp(2, virtual=2), tp(2, pipeline=2, sequence=False), cp(4), cp(2, tensor=2, sequence=False)],
+        "llama": [{}, tp(2, pipeline=2, virtual=2, layers_per_stage=(1, 1, 1, 1)), cp(2), cp(2, pipeline=2, virtual=2)],
+        "qwen2_moe": [tp(2, pipeline=2), ep(4), tp(2, expert=2), cp(2, expert=4)],
+        "qwen3_moe": [
+            ep(2, pipeline=2),
+            cp(2, expert=2),
+            tp(2, expert=2, expert_tensor=2),
+            tp(4, expert=2, expert_tensor=2),
+        ],
         "deepseek_v3": [
             tp(2, expert=2, pipeline=2),
             tp(2, expert=4),
             ep(2, pipeline=2, virtual=2),
             tp(2, expert=2, expert_tensor=2),
+            cp(2, tensor=2, expert=2, expert_tensor=2),
         ],
-        "deepseek_v3-yarn": [tp(2, expert=2), ep(2, pipeline=2, layers_per_stage=(3, 1))],
+        "deepseek_v3-yarn": [tp(2, expert=2), ep(2, pipeline=2, layers_per_stage=(3, 1)), cp(2, expert=2)],
     },
 }
-# (shared prompts, tokens of a micro-batch, other settings of the case), on one rank
+# (shared prompts, tokens of a micro-batch, other settings of the case), on context ranks
 PACKINGS = [
     (True, 4096, {}),
     (False, 4096, {}),
@@ -211,13 +221,14 @@ def test_every_layout_has_the_log_probabilities_and_gradient_of_huggingface(rank
         assert found.sums == pytest.approx(first, rel=1e-4), f"{family} {layout} against the first layout"
 
 
-def test_sharing_prompts_and_the_size_of_micro_batches_change_nothing(models, huggingface):
-    named = [(family, *packing) for family in PACKED_FAMILIES for packing in PACKINGS]
+@pytest.mark.parametrize("ranks, families", [(1, PACKED_FAMILIES), (2, ("qwen2-tied", "deepseek_v3"))])
+def test_sharing_prompts_and_the_size_of_micro_batches_change_nothing(ranks, families, models, huggingface):
+    named = [(family, *packing) for family in families for packing in PACKINGS]
     cases = [
-        case(models[family], share=share, budget=budget, gradients=huggingface[family].file, **others)
+        case(models[family], cp(ranks), share=share, budget=budget, gradients=huggingface[family].file, **others)
         for family, share, budget, others in named
     ]
-    reports = run_ranks("spmd.training_ranks", 1, {"cases": cases})
+    reports = run_ranks("spmd.training_ranks", ranks, {"cases": cases})
     for index, (family, *packing) in enumerate(named):
         check_equal_to_huggingface(merged(reports, index), huggingface[family], f"{family} {packing}")
     shared, apart, small = (reports[0]["cases"][index] for index in range(3))

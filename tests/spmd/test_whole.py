@@ -5,14 +5,14 @@ import pytest
 
 from spmd.whole import PROMPTS, RESPONSE, SAMPLES, check_greedy, run
 
-# ranks, training tensor, training pipeline, rollout tensor
-LAYOUTS = [(1, 1, 1, 1), (2, 2, 1, 1), (2, 1, 2, 2), (4, 2, 2, 2)]
+# ranks, training tensor, context and pipeline, rollout tensor
+LAYOUTS = [(1, 1, 1, 1, 1), (2, 2, 1, 1, 1), (2, 1, 1, 2, 2), (2, 1, 2, 1, 1), (4, 2, 1, 2, 2)]
 # The families of experts and latent attention: layout as above, and how experts, stages and replicas are laid out.
 SPARSE = {
-    "qwen3_moe": ((2, 1, 1, 2), {"parallel.expert": 2, "rollout.expert_parallel": True}),
-    "qwen2_moe": ((4, 2, 2, 2), {"parallel.layers_per_stage": "1 3", "parallel.expert_tensor": 2}),
-    "deepseek_v3": ((2, 2, 1, 1), {"parallel.expert": 2, "rollout.data": 2, "rollout.expert_parallel": True}),
-    "deepseek_v3-yarn": ((2, 1, 2, 2), {"parallel.virtual": 2}),
+    "qwen3_moe": ((2, 1, 1, 1, 2), {"parallel.expert": 2, "rollout.expert_parallel": True}),
+    "qwen2_moe": ((4, 2, 1, 2, 2), {"parallel.layers_per_stage": "1 3", "parallel.expert_tensor": 2}),
+    "deepseek_v3": ((2, 2, 1, 1, 1), {"parallel.expert": 2, "rollout.data": 2, "rollout.expert_parallel": True}),
+    "deepseek_v3-yarn": ((2, 1, 1, 2, 2), {"parallel.virtual": 2}),
 }
 # Rank, parameter of its engine and element that a last refresh finds changed.
 FLIPS = {
