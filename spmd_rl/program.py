@@ -1,5 +1,6 @@
 """From a command line to a story: configuration, checks, ranks; rank 0 tells the story, the others serve."""
 
+import gc
 import logging
 import os
 import signal
@@ -106,6 +107,9 @@ def run(config: Config, shape: ModelShape, tell: Tell) -> None:
         worker = Worker(config, shape, platform, world, loaded.prompts, loaded.tokenizer, pool)
     except ValueError as error:
         _refuse(error)
+    # All that exists now lives as long as the run; a full collection would look at it each time, for 0.1 s or more.
+    gc.collect()
+    gc.freeze()
     commands = Commands(world, config.run.control_timeout_seconds)
     if log is None:
         worker.serve(commands)

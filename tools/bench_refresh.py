@@ -5,6 +5,7 @@ with new weights); the refresh that gathers every full tensor on every rank and 
 the floor, a plain copy of the engine's bytes into new memory. Takes the settings of spmd_rl.grpo.
 """
 
+import gc
 import os
 import statistics
 import sys
@@ -169,6 +170,8 @@ class Bench:
         """All three in turn, a first time to warm up; print medians."""
         import torch.distributed as dist
 
+        gc.collect()
+        gc.freeze()  # as program.py does
         acts = {"this refresh": self.ours, "gather everything": self.gathered, "copy (floor)": self.copied}
         found: dict[str, list[tuple[float, int, int]]] = {name: [] for name in acts}
         parts: list[dict[str, float]] = []

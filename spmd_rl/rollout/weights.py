@@ -62,6 +62,7 @@ class Weights(Mapping[str, torch.Tensor]):
                     found.read_plain = True
             found.derived = [one for one in self._derived if one.attention.kv_b_proj.weight is parameter]
         self._missing = set(self._parameters)
+        self._lent: dict[str, torch.Tensor] = {}
 
     def __len__(self) -> int:
         return len(self._parameters)
@@ -71,11 +72,22 @@ class Weights(Mapping[str, torch.Tensor]):
 
     def __getitem__(self, name: str) -> torch.Tensor:
         """The plain parameter, with room for its values."""
+        if name in self._lent:
+            return self._lent[name]
         parameter = self._parameters[name]
         if self.releases:
             assert name in self._missing, f"{name} is written, and packed"
             _make_room(parameter)
         return parameter.plain
+
+    def lend(self, name: str, values: torch.Tensor) -> bool:
+        """Whether these values will do for a parameter, until `written`: they are then packed from where they are."""
+        parameter = self._parameters[name]
+        usable = self.releases and parameter.packers and not parameter.read_plain and values.is_contiguous()
+        if usable:
+            assert values.shape == parameter.plain.shape and values.dtype == parameter.plain.dtype, name
+            self._lent[name] = values
+        return bool(usable)
 
     def plain(self, name: str) -> torch.Tensor:
         """The plain parameter as it is: on a CPU without memory once it is packed."""
@@ -83,6 +95,7 @@ class Weights(Mapping[str, torch.Tensor]):
 
     def begin(self) -> None:
         """All parameters are to be written again."""
+        self._lent.clear()
         self._missing = set(self._parameters)
 
     def written(self, name: str) -> None:
@@ -96,8 +109,14 @@ class Weights(Mapping[str, torch.Tensor]):
             derived.attention.process_weights_after_loading(self.dtype)
         if not self.releases:
             return
-        packs = [packed.pack(attribute, parameter.plain) for packed, attribute in parameter.packers]
-        if packs and all(packs) and not parameter.read_plain:
+        lent = self._lent.pop(name, None)
+        values = parameter.plain if lent is None else lent
+        packs = [packed.pack(attribute, values) for packed, attribute in parameter.packers]
+        if lent is not None:
+            if not all(packs):  # no packed form on this machine: the engine needs values of its own
+                _make_room(parameter)
+                parameter.plain.copy_(lent)
+        elif packs and all(packs) and not parameter.read_plain:
             parameter.plain.untyped_storage().resize_(0)
 
     def end(self) -> None:

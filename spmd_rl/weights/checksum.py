@@ -161,7 +161,7 @@ class _Band:
         rows = max(row + len(weights) for row, weights, _ in segments) - self._first
         self._row_weights = torch.zeros(rows, dtype=torch.int64)  # zero: rows of none of the boxes
         self._box = torch.zeros(rows, dtype=torch.int64)
-        self._row_turn = torch.full((rows,), -1, dtype=torch.int8)  # -1: read in every turn
+        turn_of_row = torch.full((rows,), -1, dtype=torch.int64)  # -1: read in every turn
         for row, weights, n in segments:
             here = slice(row - self._first, row - self._first + len(weights))
             self._row_weights[here] = weights
@@ -169,12 +169,15 @@ class _Band:
             piece = held[n][1]
             if len(weights) >= _SMALL_ROWS and piece.elements >= _SMALL_ELEMENTS:
                 first = piece.start[0] if self._flat else piece.start[-2]
-                self._row_turn[here] = (torch.arange(first, first + len(weights)) % TURNS).to(torch.int8)
+                turn_of_row[here] = torch.arange(first, first + len(weights)) % TURNS
         self._column_weights = (
             torch.ones(1, dtype=torch.int32) if self._flat else _weights(1, start, start + self._width).to(torch.int32)
         )
-        # For each turn: the rows it reads, their weights and boxes.
-        self._turns: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
+        # Rows in the order of their turns, and where each turn's begin; None: all rows are read in every turn.
+        self._by_turn: torch.Tensor | None = None
+        if bool((turn_of_row >= 0).any()):
+            self._by_turn = torch.argsort(turn_of_row, stable=True)
+            self._ends = torch.cumsum(torch.bincount(turn_of_row + 1, minlength=TURNS + 1), 0).tolist()
 
     @torch.no_grad()
     def sums(self, tensor: torch.Tensor, turn: int | None = None) -> torch.Tensor:
@@ -184,14 +187,15 @@ class _Band:
             self._row_weights = self._row_weights.to(device)
             self._column_weights = self._column_weights.to(device)
             self._box = self._box.to(device)
+            self._by_turn = self._by_turn.to(device) if self._by_turn is not None else None
         matrix = (
             tensor.detach().view(_INTEGERS[tensor.element_size()]).reshape(-1, 1 if self._flat else tensor.shape[-1])
         )
+        matrix = matrix[self._first : self._first + len(self._row_weights)]
         chosen, weights, box = None, self._row_weights, self._box
-        if turn is None:
-            matrix = matrix[self._first : self._first + len(weights)]
-        else:
-            chosen, weights, box = self._of_turn(turn % TURNS, device)
+        if turn is not None and self._by_turn is not None:
+            chosen = self._of_turn(self._by_turn, turn % TURNS)
+            weights, box = weights[chosen], box[chosen]
         rows = len(weights)
         step = max(1, (_CPU_ELEMENTS if device.type == "cpu" else _DEVICE_ELEMENTS) // self._width)
         sums = torch.empty(rows, dtype=torch.int64, device=device)
@@ -205,12 +209,9 @@ class _Band:
             return sums.sum(0, keepdim=True)
         return torch.zeros(len(self.slots), dtype=torch.int64, device=device).index_add_(0, box, sums)
 
-    def _of_turn(self, turn: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        if turn not in self._turns:
-            mine = ((self._row_turn == turn) | (self._row_turn < 0)) & (self._row_weights.cpu() != 0)
-            rows = mine.nonzero().flatten().to(device)
-            self._turns[turn] = rows + self._first, self._row_weights[rows], self._box[rows]
-        return self._turns[turn]
+    def _of_turn(self, by_turn: torch.Tensor, turn: int) -> torch.Tensor:
+        always, mine = by_turn[: self._ends[0]], by_turn[self._ends[turn] : self._ends[turn + 1]]
+        return torch.cat((always, mine)) if len(always) else mine
 
 
 def _columns(piece: Piece) -> tuple:

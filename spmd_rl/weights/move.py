@@ -30,6 +30,20 @@ def view(tensor: torch.Tensor, at: Index, shape: Index) -> torch.Tensor:
     return inner[tuple(slice(a, a + n) for a, n in zip(at[lead:], shape, strict=True))]
 
 
+def same_parameters(source: Shard, destination: Shard) -> dict[str, str]:
+    """Destination parameters -> the source parameters that are equal to them: the same boxes in the same places."""
+
+    def contents(shard: Shard) -> dict[tuple, str]:
+        return {
+            (shard.params[name], frozenset((piece.box, piece.at) for piece in pieces)): name
+            for name, pieces in shard.by_param.items()
+            if pieces
+        }
+
+    here = contents(source)
+    return {name: here[content] for content, name in contents(destination).items() if content in here}
+
+
 class DTypes:
     """The dtype of each Hugging Face tensor in the source shards of all ranks (they agree, or this raises)."""
 
@@ -88,7 +102,7 @@ class Mover:
         self._dtypes: DTypes | None = None
         self._memory: PeerMemory | None = None
         self._places: dict[tuple[int, Box], Piece] = {}
-        self._parts = Counter(part.param for part in _destinations(plan))
+        self._same = same_parameters(source, plan.destination)
 
     def dtypes(self, read: Tensors) -> DTypes:
         """The dtypes that the ranks' sources have; a collective in the first call."""
@@ -105,7 +119,9 @@ class Mover:
         `read`: parameter -> tensor of this rank's source shard. `write`: parameter -> tensor, filled in place (padding
         is left alone), or a function that gets each parameter (name, tensor) once, when it is complete, padding zero.
         That tensor is lent: it may be a view of a source; use it before returning and don't change it. Source and
-        destination have the same dtype. `written` hears of each parameter once, when all of it is in its place.
+        destination have the same dtype. A mapping with a method `lend` (name, tensor) is asked whether a complete
+        parameter that this rank has anyway will do as it is, so that nothing is copied. `written` hears of each
+        parameter once, when all of it is in its place.
 
         While one round's messages arrive, the next round's are on their way: at most two rounds are held.
         """
@@ -113,6 +129,8 @@ class Mover:
         device = self.device or next((t.device for t in read.values()), torch.device("cpu"))
         staging = None if isinstance(write, Mapping) else _Staging(self.plan.destination, dtypes, device, write)
         target = write if staging is None else staging
+        lend = getattr(target, "lend", None)
+        lent = {name for name, own in self._same.items() if lend is not None and lend(name, read[own])}
         network_bytes = local_bytes = 0
         rounds = self.plan.rounds
         memory = self._reachable(device)
@@ -123,7 +141,7 @@ class Mover:
             assert ahead is not None
             flight, ahead = ahead, self._begin(rounds[n + 1], read, dtypes, device) if n + 1 < len(rounds) else None
             for copy in step.local:  # while the messages are on their way
-                local_bytes += self._copy(read, target, copy)
+                local_bytes += self._copy(read, target, copy, copy.destination.param in lent)
             for work in flight.works:
                 work.wait()
             for message in step.receive:
@@ -190,13 +208,12 @@ class Mover:
             self._places[peer, box] = found
         return found
 
-    def _copy(self, read: Tensors, target: "Tensors | _Staging", copy: Copy) -> int:
+    def _copy(self, read: Tensors, target: "Tensors | _Staging", copy: Copy, lent: bool) -> int:
         source = _view(read, copy.source)
-        if isinstance(target, _Staging) and self._parts[copy.destination.param] == 1 and target.lend(copy, source):
-            return source.nbytes
-        destination = _view(target, copy.destination)
-        _same(source.dtype, destination.dtype, copy.source.box.tensor)
-        destination.copy_(source)
+        if not lent:
+            destination = _view(target, copy.destination)
+            _same(source.dtype, destination.dtype, copy.source.box.tensor)
+            destination.copy_(source)
         return source.nbytes
 
     def _post(self, incoming: Sequence["_Buffers"], outgoing: Sequence["_Buffers"]) -> list[dist.Work]:
@@ -256,10 +273,9 @@ class _Staging:
             self._open[name] = make(self._shard.params[name], dtype=dtype, device=self._device)
         return self._open[name]
 
-    def lend(self, copy: Copy, source: torch.Tensor) -> bool:
-        """Take the source's own memory for a parameter that is one part of it and nothing else."""
-        name = copy.destination.param
-        if tuple(source.shape) != self._shard.params[name] or source.device != self._device:
+    def lend(self, name: str, source: torch.Tensor) -> bool:
+        """Take the source's own memory for a parameter that is the same."""
+        if source.device != self._device:
             return False
         self._open[name] = source
         return True
@@ -274,12 +290,6 @@ class _Staging:
 
 def _view(tensors: "Tensors | _Staging", part: Part) -> torch.Tensor:
     return view(tensors[part.param], part.at, part.box.shape)
-
-
-def _destinations(plan: Plan) -> Iterable[Part]:
-    for step in plan.rounds:
-        yield from (copy.destination for copy in step.local)
-        yield from (part for message in step.receive for part in message.parts)
 
 
 def _same(a: torch.dtype, b: torch.dtype, tensor: str) -> None:

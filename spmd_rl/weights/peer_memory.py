@@ -9,7 +9,7 @@ import math
 import os
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,10 +19,13 @@ from spmd_rl.weights.layout import Index
 
 # The kernel takes so many pieces in a call, and somewhat under 2 GiB.
 _PIECES, _CALL_BYTES = 1024, 1 << 30
+_CALL = getattr(ctypes.CDLL(None, use_errno=True), "process_vm_readv", None)
+if _CALL is not None:
+    _CALL.restype = ctypes.c_ssize_t
+    _CALL.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_ulong]
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """Where a tensor lies in a process."""
 
     address: int
@@ -135,13 +138,10 @@ def _runs(view: torch.Tensor, there: int, strides: Index) -> tuple[np.ndarray, i
 
 def _readv(pid: int, here: np.ndarray, there: np.ndarray, wanted: int) -> None:
     """Raises OSError where the kernel doesn't know it, doesn't allow it, or has nothing there."""
-    call = getattr(ctypes.CDLL(None, use_errno=True), "process_vm_readv", None)
-    if call is None:
+    if _CALL is None:
         raise OSError("no process_vm_readv on this system")
-    call.restype = ctypes.c_ssize_t
-    call.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_ulong]
     here, there = np.ascontiguousarray(here), np.ascontiguousarray(there)
-    got = call(pid, here.ctypes.data, len(here), there.ctypes.data, len(there), 0)
+    got = _CALL(pid, here.ctypes.data, len(here), there.ctypes.data, len(there), 0)
     if got != wanted:
         error = ctypes.get_errno()
         raise OSError(error, f"read {got} of {wanted} bytes of process {pid}: {os.strerror(error)}")
