@@ -100,12 +100,15 @@ class Bench:
         """The refresh of worker/residency.py."""
         from spmd_rl.weights.checksum import verify
 
-        spent = {"proof": 0.0, "engine's packing": 0.0}
+        spent = {"proof": 0.0, "engine's packing": 0.0, "proof, working": 0.0}
+        begun = time.process_time()
 
         def timed(what: str, act: Callable[[], Any]) -> None:
-            started = time.perf_counter()
+            started, worked = time.perf_counter(), time.process_time()
             act()
             spent[what] += time.perf_counter() - started
+            if what == "proof":  # the rest of its time a rank waits for others, or for a core
+                spent["proof, working"] += time.process_time() - worked
 
         self.engine.wake_weights()
         engine = self.engine.writer()
@@ -120,7 +123,7 @@ class Bench:
         timed("proof", lambda: self.trained.update_all(self.policy))
         timed("proof", lambda: verify([self.trained, self.rolled_out], self.world.size, self.world.payload))
         self.engine.weights_written()
-        self.seconds = spent
+        self.seconds = spent | {"working": time.process_time() - begun}
         return traffic.network_bytes
 
     def gathered(self) -> int:
@@ -196,7 +199,11 @@ class Bench:
             mine, theirs, floor = middle.values()
             proof = statistics.median(part["proof"] for part in parts)
             packing = statistics.median(part["engine's packing"] for part in parts)
-            print(f"of this refresh on rank 0: proof {proof:.3f} s, the engine's packing {packing:.3f} s")
+            share = statistics.median(part["proof, working"] / part["working"] for part in parts)
+            print(
+                f"of this refresh on rank 0: proof {proof:.3f} s ({100 * share:.1f} % of what the rank computed), the "
+                f"engine's packing {packing:.3f} s"
+            )
             print(
                 f"gather everything takes {theirs[0] / mine[0]:.1f} x the time, {theirs[1] / max(mine[1], 1):.1f} x "
                 f"the traffic, {theirs[2] / max(mine[2], 1):.1f} x the memory of this refresh"
