@@ -54,7 +54,7 @@ class Bench:
         from spmd_rl.weights.layout import common_boxes
         from spmd_rl.weights.load import load_shard
         from spmd_rl.weights.move import Mover
-        from spmd_rl.weights.plan import plan
+        from spmd_rl.weights.plan import bucket_of_bytes, plan
 
         self.config, self.shape, self.platform, self.world = config, shape, platform, world
         self.train = TrainLayout.of(config.parallel, world.size)
@@ -83,7 +83,13 @@ class Bench:
         bucket = config.rollout.refresh_bucket_mib
         bucket_bytes = int(bucket * 2**20) if bucket else platform.bucket_bytes
         self.mover = Mover(
-            plan(self.sources, self.destinations, rank, world.ranks_per_node, bucket_bytes // dtype.itemsize),
+            plan(
+                self.sources,
+                self.destinations,
+                rank,
+                world.ranks_per_node,
+                bucket_of_bytes(bucket_bytes, dtype.itemsize),
+            ),
             self.sources[rank],
             control=world.payload,
             sources=self.sources,

@@ -15,7 +15,7 @@ from spmd_rl.weights.families.table import Sizes
 from spmd_rl.weights.layout import NOTHING, Box, Index, Shard, whole
 from spmd_rl.weights.load import INDEX, SINGLE, check_headers, read_headers
 from spmd_rl.weights.move import Mover
-from spmd_rl.weights.plan import plan
+from spmd_rl.weights.plan import BUCKET_ELEMENTS, plan
 
 WRITER = 0  # the rank that writes
 DTYPE_NAMES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
@@ -50,7 +50,7 @@ def export_hf(
     control: dist.ProcessGroup | None = None,
     dtype: torch.dtype | None = None,
     max_shard_bytes: int = 5_000_000_000,
-    bucket_elements: int = 1 << 24,
+    bucket_elements: int = BUCKET_ELEMENTS,
 ) -> None:
     """All ranks together write the directory `path`: the weights in `params`, everything else from `source`.
 

@@ -11,7 +11,7 @@ from spmd_rl.weights.checksum import Checksums, verify
 from spmd_rl.weights.families import megatron_shard, vllm_shard
 from spmd_rl.weights.layout import common_boxes
 from spmd_rl.weights.move import Mover, Traffic
-from spmd_rl.weights.plan import plan
+from spmd_rl.weights.plan import bucket_of_bytes, plan
 
 
 @dataclass
@@ -30,7 +30,7 @@ class Residency:
         shape, rank, ranks = self.trainer.shape, self.world.rank, range(self.world.size)
         sources = [megatron_shard(shape, self.train_layout, other) for other in ranks]
         destinations = [vllm_shard(shape, self.rollout_layout, other) for other in ranks]
-        bucket = max(1, self.bucket_bytes // self.trainer.dtype.itemsize)
+        bucket = bucket_of_bytes(self.bucket_bytes, self.trainer.dtype.itemsize)
         self.mover = Mover(
             plan(sources, destinations, rank, self.world.ranks_per_node, bucket),
             sources[rank],
