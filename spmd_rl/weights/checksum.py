@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import product
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -68,7 +69,12 @@ class Checksums:
 
     def update(self, name: str, tensor: torch.Tensor) -> None:
         """Take the values that a parameter has now. On an accelerator nothing waits for the result."""
-        self._sums[name] = [(band.slots, band.sums(tensor, self._turn)) for band in self._bands[name]]
+        if self._turn is not None and tensor.device.type == "cpu":
+            values = self._values.numpy()
+            for band in self._bands[name]:
+                values[band.places] = band.few_sums(tensor, self._turn % TURNS)
+        else:
+            self._sums[name] = [(band.slots, band.sums(tensor, self._turn)) for band in self._bands[name]]
         self._missing.discard(name)
 
     def update_all(self, params: Mapping[str, torch.Tensor]) -> None:
@@ -104,9 +110,10 @@ class Checksums:
             raise RuntimeError(
                 f"{self.label or 'shard'}: no checksum of {len(self._missing)} parameters, among them {some}"
             )
-        for sums in self._sums.values():
-            for slots, values in sums:
-                self._values[slots] = values.cpu()
+        new = [both for sums in self._sums.values() for both in sums]
+        if new:
+            slots, values = zip(*new, strict=True)
+            self._values[torch.cat(slots)] = torch.cat(values).cpu()
         self._sums.clear()
 
 
@@ -153,7 +160,8 @@ class _Band:
     def __init__(self, shape: Index, columns: tuple, held: list[tuple[int, Piece]]) -> None:
         self._flat, (self._low, self._width), start = columns
         self._whole = self._flat or self._width == shape[-1]
-        self.slots = torch.tensor([slot for slot, _ in held])
+        self.places = np.array([slot for slot, _ in held])
+        self.slots = torch.from_numpy(self.places)
         segments = []  # first row in the parameter as a matrix, row weights, number of the box in `held`
         for n, (_, piece) in enumerate(held):
             segments.extend((row, weights, n) for row, weights in _row_weights(shape, piece))
@@ -173,11 +181,17 @@ class _Band:
         self._column_weights = (
             torch.ones(1, dtype=torch.int32) if self._flat else _weights(1, start, start + self._width).to(torch.int32)
         )
-        # Rows in the order of their turns, and where each turn's begin; None: all rows are read in every turn.
-        self._by_turn: torch.Tensor | None = None
-        if bool((turn_of_row >= 0).any()):
-            self._by_turn = torch.argsort(turn_of_row, stable=True)
-            self._ends = torch.cumsum(torch.bincount(turn_of_row + 1, minlength=TURNS + 1), 0).tolist()
+        # Rows in the order of their turns, those of every turn first, and where each turn's begin.
+        held_rows = (self._row_weights != 0).nonzero().flatten()
+        turn_of_row = turn_of_row[held_rows]
+        self._by_turn = held_rows[torch.argsort(turn_of_row, stable=True)]
+        self._ends = torch.cumsum(torch.bincount(turn_of_row + 1, minlength=TURNS + 1), 0).tolist()
+        # On a CPU the arrays are in this order too, so that a turn's are views of them.
+        self._weights_by_turn = self._row_weights[self._by_turn].numpy()
+        self._box_by_turn = self._box[self._by_turn].numpy()
+        self._rows_by_turn = (self._by_turn + self._first).numpy()
+        # The distance of a turn's rows, if they are one run in the parameter. (Its rows are all of every turn, or none.)
+        self._apart = 0 if len(segments) > 1 else 1 if self._ends[0] else TURNS
 
     @torch.no_grad()
     def sums(self, tensor: torch.Tensor, turn: int | None = None) -> torch.Tensor:
@@ -187,14 +201,14 @@ class _Band:
             self._row_weights = self._row_weights.to(device)
             self._column_weights = self._column_weights.to(device)
             self._box = self._box.to(device)
-            self._by_turn = self._by_turn.to(device) if self._by_turn is not None else None
+            self._by_turn = self._by_turn.to(device)
         matrix = (
             tensor.detach().view(_INTEGERS[tensor.element_size()]).reshape(-1, 1 if self._flat else tensor.shape[-1])
         )
         matrix = matrix[self._first : self._first + len(self._row_weights)]
         chosen, weights, box = None, self._row_weights, self._box
-        if turn is not None and self._by_turn is not None:
-            chosen = self._of_turn(self._by_turn, turn % TURNS)
+        if turn is not None:
+            chosen = torch.cat([self._by_turn[part] for part in self._parts(turn % TURNS)])
             weights, box = weights[chosen], box[chosen]
         rows = len(weights)
         step = max(1, (_CPU_ELEMENTS if device.type == "cpu" else _DEVICE_ELEMENTS) // self._width)
@@ -209,9 +223,31 @@ class _Band:
             return sums.sum(0, keepdim=True)
         return torch.zeros(len(self.slots), dtype=torch.int64, device=device).index_add_(0, box, sums)
 
-    def _of_turn(self, by_turn: torch.Tensor, turn: int) -> torch.Tensor:
-        always, mine = by_turn[: self._ends[0]], by_turn[self._ends[turn] : self._ends[turn + 1]]
-        return torch.cat((always, mine)) if len(always) else mine
+    def _parts(self, turn: int) -> list[slice]:
+        """Where a turn's rows are, among those in the order of turns."""
+        parts = slice(0, self._ends[0]), slice(self._ends[turn], self._ends[turn + 1])
+        return [part for part in parts if part.stop > part.start]
+
+    def few_sums(self, tensor: torch.Tensor, turn: int) -> np.ndarray:
+        """As `sums`, on a CPU: a turn's rows are few, so what counts are the calls, and numpy's cost less than torch's."""
+        integers = _INTEGERS[tensor.element_size()]
+        matrix = tensor.detach().view(integers).numpy().reshape(-1, 1 if self._flat else tensor.shape[-1])
+        if not self._whole:
+            matrix = matrix[:, self._low : self._low + self._width]
+        columns = self._column_weights.numpy()
+        found = np.zeros(len(self.places), dtype=np.int64)
+        step = max(1, _CPU_ELEMENTS // self._width)
+        for part in self._parts(turn):
+            for low in range(part.start, part.stop, step):
+                here = slice(low, min(low + step, part.stop))
+                rows, weights = self._rows_by_turn[here], self._weights_by_turn[here]
+                some = matrix[rows[0] : rows[-1] + 1 : self._apart] if self._apart else matrix.take(rows, axis=0)
+                sums = some[:, 0].astype(np.int64) if self._flat else (some * columns).sum(1, dtype=np.int64)
+                if len(found) == 1:
+                    found += sums @ weights
+                else:
+                    np.add.at(found, self._box_by_turn[here], sums * weights)
+        return found
 
 
 def _columns(piece: Piece) -> tuple:

@@ -169,3 +169,23 @@ def test_in_every_turn_all_layouts_read_the_same_rows(turn):
         for number, _, value in checksums.values():
             assert known.setdefault(number, value) == value
     assert len(known) == len(boxes)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("tensor", [1, 2])
+def test_all_turns_together_are_the_complete_checksum(tensor, dtype):
+    shape = model_shape(hidden=256, heads=4, kv_heads=2, head_dim=64, ffn=512, vocabulary=515, layers=1)
+    tensors = random_weights(shape, dtype)
+    for shard in (megatron_shard(shape, TrainLayout(tensor, 1, 1), 0), vllm_shard(shape, RolloutLayout(tensor, 2), 0)):
+        boxes, params = common_boxes([shard]), filled(shard, tensors)
+        checksums = Checksums(shard, boxes)
+        found = []
+        for turn in (None, *range(TURNS)):
+            checksums.forget(turn)
+            checksums.update_all(params)
+            found.append([value for _, _, value in checksums.values()])
+        # A box is read as a whole in every turn, or each of its rows in one of them.
+        complete = [value for value, *turns in zip(*found, strict=True) if all(turn == value for turn in turns)]
+        in_turns = [(value, sum(turns)) for value, *turns in zip(*found, strict=True) if value not in complete]
+        assert complete and in_turns
+        assert all((value - total) % 2**64 == 0 for value, total in in_turns)
