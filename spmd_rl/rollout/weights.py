@@ -14,7 +14,10 @@ from spmd_rl.patches.vllm_packing import Packed, packed_of
 class _Parameter:
     """One plain parameter, and what follows from it."""
 
+    held: torch.nn.Parameter
+    """What the engine's layers read; between refreshes its memory may be someone else's."""
     plain: torch.Tensor
+    """Its own memory."""
     nbytes: int
     packers: list[tuple[Packed, str]] = field(default_factory=list)
     """Layers that multiply with a packed copy of it, and what they call it."""
@@ -22,6 +25,11 @@ class _Parameter:
     """Somebody reads it as it is: a tied output layer's weight is the embedding."""
     derived: list["_Derived"] = field(default_factory=list)
     """What latent attention makes of its kv_b_proj."""
+
+    def release(self) -> None:
+        """Give its own memory back, and what was lent to whom it belongs."""
+        self.held.data = self.plain
+        self.plain.untyped_storage().resize_(0)
 
 
 @dataclass
@@ -49,7 +57,7 @@ class Weights(Mapping[str, torch.Tensor]):
             for name, parameter in module.named_parameters(recurse=False):
                 holders[id(parameter)].append((module, name))
         for name, parameter in model.named_parameters():
-            found = _Parameter(parameter.data, parameter.untyped_storage().nbytes())
+            found = _Parameter(parameter, parameter.data, parameter.untyped_storage().nbytes())
             if id(parameter) in derived:
                 derived[id(parameter)].parameters.append(found)
                 continue
@@ -81,17 +89,20 @@ class Weights(Mapping[str, torch.Tensor]):
         return parameter.plain
 
     def lend(self, name: str, values: torch.Tensor) -> bool:
-        """Whether these values will do for a parameter, until `written`: they are then packed from where they are."""
+        """Whether these values will do for a parameter as they are: they are packed, and read, where they lie.
+
+        Who lends them leaves them alone until `release`.
+        """
         parameter = self._parameters[name]
-        usable = self.releases and parameter.packers and not parameter.read_plain and values.is_contiguous()
+        usable = self.releases and values.is_contiguous()
         if usable:
             assert values.shape == parameter.plain.shape and values.dtype == parameter.plain.dtype, name
-            self._lent[name] = values
-        return bool(usable)
+            self._lent[name] = values.detach()
+        return usable
 
     def plain(self, name: str) -> torch.Tensor:
         """The plain parameter as it is: on a CPU without memory once it is packed."""
-        return self._parameters[name].plain
+        return self._parameters[name].held.data
 
     def begin(self) -> None:
         """All parameters are to be written again."""
@@ -102,22 +113,19 @@ class Weights(Mapping[str, torch.Tensor]):
         """This parameter is complete and proved: do what vLLM does after loading it, and release it if that was all."""
         parameter = self._parameters[name]
         self._missing.remove(name)
-        for derived in parameter.derived:
-            if self.releases:
-                for other in derived.parameters:
-                    _make_room(other)
-            derived.attention.process_weights_after_loading(self.dtype)
         if not self.releases:
+            for derived in parameter.derived:
+                derived.attention.process_weights_after_loading(self.dtype)
             return
-        lent = self._lent.pop(name, None)
-        values = parameter.plain if lent is None else lent
+        parameter.held.data = values = self._lent.pop(name, parameter.plain)
+        for derived in parameter.derived:
+            for other in derived.parameters:
+                _make_room(other)
+            derived.attention.process_weights_after_loading(self.dtype)
         packs = [packed.pack(attribute, values) for packed, attribute in parameter.packers]
-        if lent is not None:
-            if not all(packs):  # no packed form on this machine: the engine needs values of its own
-                _make_room(parameter)
-                parameter.plain.copy_(lent)
-        elif packs and all(packs) and not parameter.read_plain:
-            parameter.plain.untyped_storage().resize_(0)
+        # Without a packed form on this machine the layers read it as it is.
+        if not parameter.read_plain and all(packs):
+            parameter.release()
 
     def end(self) -> None:
         """The engine can use its weights: every one is there."""
@@ -127,7 +135,7 @@ class Weights(Mapping[str, torch.Tensor]):
         """Give all memory back; the values are lost."""
         derived = (parameter for one in self._derived for parameter in one.parameters)
         for parameter in (*self._parameters.values(), *derived):
-            parameter.plain.untyped_storage().resize_(0)
+            parameter.release()
             for packed, attribute in parameter.packers:
                 packed.unpack(attribute)
         self.begin()

@@ -190,7 +190,7 @@ class _Band:
         self._weights_by_turn = self._row_weights[self._by_turn].numpy()
         self._box_by_turn = self._box[self._by_turn].numpy()
         self._rows_by_turn = (self._by_turn + self._first).numpy()
-        # The distance of a turn's rows, if they are one run in the parameter. (Its rows are all of every turn, or none.)
+        # How far apart a turn's rows are, if they are one run in the parameter: all of it is in turns, or nothing.
         self._apart = 0 if len(segments) > 1 else 1 if self._ends[0] else TURNS
 
     @torch.no_grad()
@@ -229,9 +229,10 @@ class _Band:
         return [part for part in parts if part.stop > part.start]
 
     def few_sums(self, tensor: torch.Tensor, turn: int) -> np.ndarray:
-        """As `sums`, on a CPU: a turn's rows are few, so what counts are the calls, and numpy's cost less than torch's."""
+        """As `sums`, on a CPU: a turn's rows are few, what counts are the calls, and numpy's cost less than torch's."""
         integers = _INTEGERS[tensor.element_size()]
-        matrix = tensor.detach().view(integers).numpy().reshape(-1, 1 if self._flat else tensor.shape[-1])
+        values = np.from_dlpack(tensor.detach().view(integers))  # a tensor that numpy() has shown cannot be resized
+        matrix = values.reshape(-1, 1 if self._flat else tensor.shape[-1])
         if not self._whole:
             matrix = matrix[:, self._low : self._low + self._width]
         columns = self._column_weights.numpy()

@@ -100,6 +100,47 @@ def test_an_incomplete_refresh_names_what_is_missing(model):
         weights.end()
 
 
+def test_lent_values_are_read_where_they_lie_until_they_go_back(model):
+    weights = Weights(model, torch.float32, releases=True)
+    weights.release()
+    lent = {name: torch.full_like(parameter, 7.0) for name, parameter in model.named_parameters()}
+    for value in (7.0, 8.0):
+        weights.begin()
+        for name, values in lent.items():
+            values.fill_(value)
+            assert weights.lend(name, values)
+            weights.written(name)
+        weights.end()
+        assert model.head.weight.data_ptr() == lent["embedding.weight"].data_ptr()
+        assert (model.norm.weight == value).all() and (model.linear.cpu_linear._packed == value).all()
+        assert model.linear.weight.untyped_storage().nbytes() == 0
+        weights.release()
+        assert memory(weights) == set()
+        assert all((values == value).all() for values in lent.values())
+    # The next refresh may have nothing to lend.
+    weights.begin()
+    write(weights, 9.0)
+    assert (model.embedding.weight == 9.0).all() and (lent["embedding.weight"] == 8.0).all()
+
+
+def test_what_latent_attention_derives_from_lent_values_is_theirs(model):
+    class Attention(torch.nn.Module):
+        def __init__(self, source):
+            super().__init__()
+            self.kv_b_proj, self.W_UK_T = source, torch.nn.Parameter(torch.ones(2, 3), requires_grad=False)
+
+        def process_weights_after_loading(self, dtype):
+            self.W_UK_T.data.copy_(self.kv_b_proj.weight * 2)
+
+    model.attention = Attention(model.linear)
+    weights = Weights(model, torch.float32, releases=True)
+    weights.release()
+    weights.begin()
+    assert weights.lend("linear.weight", torch.full((2, 3), 5.0))
+    weights.written("linear.weight")
+    assert (model.attention.W_UK_T == 10.0).all() and (model.linear.cpu_linear._packed == 5.0).all()
+
+
 def test_where_vllm_sleeps_itself_nothing_is_packed_or_released(model):
     weights = Weights(model, torch.float32, releases=False)
     write(weights, 5.0)
