@@ -90,6 +90,24 @@ def _reduce_scatter_padded(original: Any) -> Any:
     return scatter
 
 
+def _fill_states(original: Any) -> Any:
+    """Fill a parameter and its moments; the count of steps, which torch's Adam keeps for each parameter, is there."""
+
+    def fill(self: Any, model_param: torch.Tensor, tensors: dict[str, torch.Tensor]) -> None:
+        group, order = self.model_param_group_index_map[model_param]
+        main = self.optimizer.param_groups[group]["params"][order]
+        state = self.optimizer.state[main]
+        with torch.no_grad():
+            main.copy_(tensors["param"])
+            for key, value in state.items():
+                if key == "step":
+                    state[key] = value.clone()  # all parameters were given the same tensor, which each would count up
+                else:
+                    value.copy_(tensors[key])
+
+    return fill
+
+
 PATCHES = (
     Patch(
         package="megatron-core",
@@ -212,5 +230,16 @@ PATCHES = (
         upstream=f"{_SOURCE}/tensor_parallel/mappings.py#L155",
         until="gloo scatters parts of unequal size",
         make=_reduce_scatter_padded,
+    ),
+    Patch(
+        package="megatron-core",
+        versions=_VERSIONS,
+        target="megatron.core.optimizer.distrib_optimizer:DistributedOptimizer._set_main_param_and_optimizer_states",
+        platforms=("cpu", "cuda", "npu"),
+        reason="a checkpoint has one count of steps for all parameters, and without Transformer Engine or Apex the Adam is "
+        "torch's, which keeps one for each: loading then asks the checkpoint for a tensor of it",
+        upstream=f"{_SOURCE}/optimizer/distrib_optimizer.py#L911",
+        until="the distributed optimizer leaves the key 'step' of an optimizer's state to load_state_dict",
+        make=_fill_states,
     ),
 )

@@ -1,5 +1,7 @@
 """Megatron's distributed optimizer over the policy: gradients summed, clipped, applied."""
 
+from typing import Any
+
 import torch
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
@@ -48,6 +50,11 @@ class PolicyOptimizer:
             wrapped,
             use_gloo_process_groups=False,
         )
+
+    @property
+    def distributed(self) -> list[Any]:
+        """Megatron's optimizers in this one: of the experts' parameters and of all others."""
+        return [inner for inner in self.optimizer.chained_optimizers if inner.optimizer is not None]
 
     def zero_gradients(self) -> None:
         for chunk in self.wrapped:

@@ -1,0 +1,83 @@
+"""What training needs to go on: the policy's weights and the optimizer's state, as a distributed checkpoint.
+
+Megatron's `dist_checkpointing` in its `fully_reshardable` form, so that any layout reads what any other wrote. Saving is
+asynchronous: the call returns when a copy of the process (a fork) has the state, and that copy writes while training
+goes on.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from megatron.core import dist_checkpointing, parallel_state
+from megatron.core.dist_checkpointing.serialization import (
+    get_default_load_sharded_strategy,
+    get_default_save_sharded_strategy,
+)
+from megatron.core.dist_checkpointing.strategies.async_utils import AsyncCallsQueue
+from megatron.core.dist_checkpointing.strategies.fully_parallel import (
+    FullyParallelLoadStrategyWrapper,
+    FullyParallelSaveStrategyWrapper,
+)
+
+from spmd_rl.training.model import PolicyModel
+from spmd_rl.training.optimizer import PolicyOptimizer
+from spmd_rl.weights.checkpoint_files import Checkpoint
+from spmd_rl.weights.checkpoint_layout import CONTENT
+
+_OPTIMIZER = {"distrib_optim_sharding_type": "fully_reshardable", "chained_optim_avoid_prefix": True}
+
+
+class TrainingState:
+    """The state of a policy in training, to be saved and loaded; every method is a collective act of all ranks."""
+
+    def __init__(self, policy: PolicyModel, optimizer: PolicyOptimizer) -> None:
+        self._policy, self._optimizer = policy, optimizer
+        self._group = parallel_state.get_data_parallel_group(with_context_parallel=True)
+        self._calls = AsyncCallsQueue(persistent=False)
+
+    def begin_save(self, directory: Path) -> None:
+        """Save into a directory that exists and is empty. Complete when `finish_save` says so."""
+        strategy = FullyParallelSaveStrategyWrapper(
+            get_default_save_sharded_strategy("torch_dist", 1), self._group, do_cache_distribution=True
+        )
+        request = dist_checkpointing.save(
+            self._sharded(loading=False),
+            str(directory),
+            strategy,
+            async_sharded_save=True,
+            content_metadata=CONTENT | _OPTIMIZER,
+        )
+        self._calls.schedule_async_request(request)
+
+    def finish_save(self, wait: bool) -> bool:
+        """Whether nothing is being saved any more."""
+        self._calls.maybe_finalize_async_calls(blocking=wait)
+        return self._calls.get_num_unfinalized_calls() == 0
+
+    def load(self, directory: Path) -> None:
+        """Take weights and optimizer state from a checkpoint of any layout.
+
+        Raises ValueError that names what is wrong with it.
+        """
+        Checkpoint(directory)  # its index is a pickle: read by those who know what it may name, before Megatron does
+        for inner in self._optimizer.distributed:
+            inner._init_optimizer_states_with_dummy_values()  # what is loaded into
+        strategy = FullyParallelLoadStrategyWrapper(get_default_load_sharded_strategy(str(directory)), self._group)
+        found = dist_checkpointing.load(self._sharded(loading=True), str(directory), strategy)
+        for key, chunk in self._chunks():
+            chunk.load_state_dict(found[key])
+        self._optimizer.optimizer.load_state_dict(found["optimizer"])
+
+    def _chunks(self) -> list[tuple[str, Any]]:
+        if len(self._policy) == 1:
+            return [("model", self._policy[0])]
+        return [(f"model{n}", chunk) for n, chunk in enumerate(self._policy)]
+
+    def _sharded(self, loading: bool) -> dict[str, Any]:
+        metadata = CONTENT | _OPTIMIZER | {"dp_cp_group": self._group}
+        state: dict[str, Any] = {key: chunk.sharded_state_dict(metadata=metadata) for key, chunk in self._chunks()}
+        models = state["model"] if "model" in state else dict(state)
+        state["optimizer"] = self._optimizer.optimizer.sharded_state_dict(
+            models, is_loading=loading, metadata=metadata
+        )
+        return state
