@@ -152,13 +152,10 @@ def smoothing_window(points: int) -> int:
 
 
 def smoothed(values: Sequence[float], window: int) -> list[float]:
-    """The mean over `window` steps around each; fewer at both ends, as many on either side."""
-    half, found = window // 2, []
-    for at in range(len(values)):
-        reach = min(half, at, len(values) - 1 - at)
-        part = values[at - reach : at + reach + 1]
-        found.append(sum(part) / len(part))
-    return found
+    """The mean over `window` steps around each; at the ends, over those of them that there are."""
+    half = window // 2
+    parts = [values[max(0, at - half) : at + half + 1] for at in range(len(values))]
+    return [sum(part) / len(part) for part in parts]
 
 
 def as_text(found: Sequence[Curve], width: int, height: int = 12) -> str:

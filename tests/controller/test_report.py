@@ -52,16 +52,17 @@ def test_phases_and_the_rest_add_up_to_the_step_without_what_is_hidden_behind_th
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=60))
-def test_smoothing_keeps_the_ends_the_number_and_the_range(values):
+def test_smoothing_keeps_the_number_and_the_range_and_few_values_as_they_are(values):
     line = smoothed(values, smoothing_window(len(values)))
-    assert len(line) == len(values) and line[0] == values[0] and line[-1] == values[-1]
+    assert len(line) == len(values) and (len(values) >= 8 or line == values)
     assert min(values) - 1e-6 <= min(line) and max(line) <= max(values) + 1e-6
 
 
 @given(st.floats(-5, 5), st.floats(-5, 5), st.integers(8, 60))
-def test_smoothing_leaves_a_straight_line_alone(slope, start, count):
+def test_smoothing_leaves_a_straight_line_alone_except_at_its_ends(slope, start, count):
     values = [start + slope * n for n in range(count)]
-    assert smoothed(values, smoothing_window(count)) == pytest.approx(values)
+    half = smoothing_window(count) // 2
+    assert smoothed(values, 2 * half + 1)[half:-half] == pytest.approx(values[half:-half])
 
 
 def test_runs_with_different_metrics_are_drawn_together_and_what_is_missing_is_said(tmp_path):
