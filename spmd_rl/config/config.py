@@ -212,6 +212,29 @@ class EvaluationConfig:
 
 
 @dataclass(frozen=True)
+class CheckpointConfig:
+    every_steps: int = 0
+    """Save all that a continuation needs after every so many steps. 0: only on a signal (SIGUSR1)."""
+    keep_last: int = 2
+    """So many of the newest checkpoints stay."""
+    keep_every: int = 0
+    """Those of steps that this divides stay too. 0: none."""
+    keep_best: str | None = None
+    """The one with the largest value of this metric stays too, such as eval/gsm8k/accuracy; with a minus before the
+    name, the smallest."""
+    resume: str = "auto"
+    """auto: go on from the newest whole checkpoint of this run, if there is one. never: start anew; what was there is
+    moved aside. Or the directory of a checkpoint."""
+    resume_allow: tuple[str, ...] = ()
+    """Settings that may differ from the checkpoint's run beside those that always may, such as
+    train.learning_rate."""
+    load: Literal["all", "weights"] = "all"
+    """weights: take only the model's weights from the checkpoint; optimizer, schedule and data begin anew."""
+    on_failure: Literal["continue", "stop"] = "continue"
+    """What to do when a save fails, as on a full disk: say so and go on with the older checkpoint, or stop."""
+
+
+@dataclass(frozen=True)
 class RunConfig:
     name: str = "grpo"
     """Names the run's directory and its W&B run."""
@@ -249,4 +272,5 @@ class Config:
     reward: RewardConfig = field(default_factory=RewardConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     run: RunConfig = field(default_factory=RunConfig)

@@ -1,0 +1,190 @@
+"""A run's checkpoints on disk: which are complete and whole, which may go, and how one comes to be.
+
+    checkpoints/
+      latest                  name of the newest complete one
+      step_000012/            complete: it was written as step_000012.partial, and renamed
+        state.json            the step, and all that rank 0 needs to go on
+        files.json            size and digest of every other file
+        ...                   what the ranks wrote
+
+A directory that is not complete never has a name that is looked for. Rank 0 only; no torch.
+"""
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from spmd_rl.config.config import CheckpointConfig
+from spmd_rl.data.files import digest
+
+STATE, FILES, LATEST = "state.json", "files.json", "latest"
+_NAME = re.compile(r"step_(\d{6,})")
+# What a file system wants to keep free beside a checkpoint.
+_SPARE_BYTES = 64 << 20
+
+Digests = Callable[[Path, Sequence[str]], Mapping[str, str]]
+"""Digests of some files of a directory by name; the ranks may share the work."""
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A complete checkpoint."""
+
+    step: int
+    path: Path
+
+    def state(self) -> dict[str, Any]:
+        """What rank 0 had written down."""
+        return json.loads((self.path / STATE).read_text(encoding="utf-8"))
+
+
+class Checkpoints:
+    """The checkpoints of one run; `best` numbers are larger for better ones."""
+
+    def __init__(self, directory: Path, config: CheckpointConfig) -> None:
+        self.directory, self.config = Path(directory), config
+
+    def found(self) -> list[Saved]:
+        """All complete ones, oldest first."""
+        if not self.directory.is_dir():
+            return []
+        named = ((_NAME.fullmatch(path.name), path) for path in self.directory.iterdir())
+        return sorted(
+            (Saved(int(name[1]), path) for name, path in named if name and (path / FILES).is_file()),
+            key=lambda saved: saved.step,
+        )
+
+    def begin(self, step: int, expected_bytes: int) -> Path:
+        """An empty directory for a new one.
+
+        What an earlier attempt left unfinished is removed. Raises OSError when there is less room than
+        `expected_bytes`: nothing was written then, and what is there stays.
+        """
+        self.directory.mkdir(parents=True, exist_ok=True)
+        for unfinished in self.directory.glob("step_*.partial"):
+            shutil.rmtree(unfinished)
+        free = shutil.disk_usage(self.directory).free
+        if free < expected_bytes + _SPARE_BYTES:
+            raise OSError(
+                f"{self.directory}: a checkpoint takes about {_gib(expected_bytes)}, and only {_gib(free)} are free; "
+                "make room, or lower checkpoint.keep_last"
+            )
+        partial = self.directory / f"{_name(step)}.partial"
+        partial.mkdir()
+        return partial
+
+    def complete(self, step: int, state: Mapping[str, Any], digests: Digests) -> Saved:
+        """Give a finished directory its name, and remove what need not be kept."""
+        partial, path = self.directory / f"{_name(step)}.partial", self.directory / _name(step)
+        _write(partial / STATE, json.dumps({"step": step, **state}, indent=1))
+        names = sorted(str(file.relative_to(partial)) for file in partial.rglob("*") if file.is_file())
+        found = digests(partial, names)
+        files = {name: {"bytes": (partial / name).stat().st_size, "digest": found[name]} for name in names}
+        _write(partial / FILES, json.dumps(files, indent=1))
+        if path.exists():  # the same step, done again after an older one was taken up
+            shutil.rmtree(path)
+        partial.rename(path)
+        _sync_directory(self.directory)
+        pointer = self.directory / f"{LATEST}.new"
+        _write(pointer, path.name + "\n")
+        pointer.rename(self.directory / LATEST)
+        _sync_directory(self.directory)
+        self._prune()
+        return Saved(step, path)
+
+    def abandon(self, step: int) -> None:
+        """Remove a directory that can't be finished."""
+        shutil.rmtree(self.directory / f"{_name(step)}.partial", ignore_errors=True)
+
+    def problems(self, saved: Saved, digests: Digests) -> list[str]:
+        """What is wrong with a checkpoint's files: missing, of another size, or other bytes than were written."""
+        try:
+            files = json.loads((saved.path / FILES).read_text(encoding="utf-8"))
+            sizes = {name: int(entry["bytes"]) for name, entry in files.items()}
+            wanted = {name: str(entry["digest"]) for name, entry in files.items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            return [f"{saved.path / FILES}: can't be read ({error})"]
+        found, here = [], []
+        for name, size in sizes.items():
+            file = saved.path / name
+            if not file.is_file():
+                found.append(f"{file}: missing")
+            elif file.stat().st_size != size:
+                found.append(f"{file}: {file.stat().st_size} bytes, {size} were written")
+            else:
+                here.append(name)
+        if not found:
+            got = digests(saved.path, here)
+            found = [f"{saved.path / name}: other bytes than were written" for name in here if got[name] != wanted[name]]
+        return found
+
+    def newest_whole(self, digests: Digests) -> tuple[Saved | None, list[str]]:
+        """The newest checkpoint whose files are all as they were written, and what is wrong with newer ones."""
+        problems: list[str] = []
+        for saved in reversed(self.found()):
+            wrong = self.problems(saved, digests)
+            if not wrong:
+                return saved, problems
+            problems += wrong
+        return None, problems
+
+    def _prune(self) -> None:
+        found = self.found()
+        keep = {saved.step for saved in found[-self.config.keep_last :]}
+        if self.config.keep_every:
+            keep |= {saved.step for saved in found if saved.step % self.config.keep_every == 0}
+        best = self.best(found)
+        if best is not None:
+            keep.add(best.step)
+        for saved in found:
+            if saved.step not in keep:
+                # Under its own name no more before its files go: a kill in between leaves nothing half removed.
+                going = saved.path.with_name(saved.path.name + ".removed.partial")
+                saved.path.rename(going)
+                shutil.rmtree(going)
+
+    def best(self, found: Sequence[Saved]) -> Saved | None:
+        """The one with the largest (or smallest, see the config) value of checkpoint.keep_best; the earlier of equals."""
+        if not self.config.keep_best:
+            return None
+        metric = self.config.keep_best.removeprefix("-")
+        sign = -1.0 if self.config.keep_best.startswith("-") else 1.0
+        values = [
+            (sign * value, -saved.step, saved)
+            for saved in found
+            if (value := saved.state().get("metrics", {}).get(metric)) is not None
+        ]
+        return max(values, key=lambda entry: entry[:2])[2] if values else None
+
+
+def digests_here(directory: Path, names: Sequence[str]) -> dict[str, str]:
+    """The digests of some files, computed by this process alone."""
+    return {name: digest(directory / name) for name in names}
+
+
+def _name(step: int) -> str:
+    return f"step_{step:06d}"
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB"
+
+
+def _write(path: Path, text: str) -> None:
+    with path.open("w", encoding="utf-8") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
