@@ -120,7 +120,9 @@ class Checkpoints:
                 here.append(name)
         if not found:
             got = digests(saved.path, here)
-            found = [f"{saved.path / name}: other bytes than were written" for name in here if got[name] != wanted[name]]
+            found = [
+                f"{saved.path / name}: other bytes than were written" for name in here if got[name] != wanted[name]
+            ]
         return found
 
     def newest_whole(self, digests: Digests) -> tuple[Saved | None, list[str]]:

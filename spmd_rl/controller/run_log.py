@@ -16,10 +16,10 @@ from urllib.parse import urlparse
 
 from spmd_rl.config.config import Config
 from spmd_rl.controller.console import Console, console, conversation, evaluation_line, step_line, summary
-from spmd_rl.data.samples import SAMPLES, samples_file, write_samples
+from spmd_rl.data.samples import SAMPLES, samples_file, samples_step, write_samples
 
 METRICS = "metrics.jsonl"
-WRITTEN_HERE = ("config.yaml", METRICS, "run.log", SAMPLES, "tensorboard", "wandb", "hf", "report")
+WRITTEN_HERE = ("config.yaml", METRICS, "run.log", SAMPLES, "tensorboard", "wandb", "hf", "report", "checkpoints")
 
 Timed = Callable[[str], AbstractContextManager[None]]
 
@@ -35,26 +35,39 @@ class Sink(Protocol):
 class RunLog:
     """Steps count from 1; step 0 is before training.
 
-    What an earlier run left in `run_dir` is moved to `run_dir`/earlier/. Raises ValueError when W&B cannot be reached
-    as the configuration asks.
+    What an earlier run left in `run_dir` is moved to `run_dir`/earlier/. With `resumed`, a number of steps, the run that
+    is there goes on after these, and only what it did later is moved; `identity` is what the property of that name was
+    then. Raises ValueError when W&B cannot be reached as the configuration asks.
     """
 
-    def __init__(self, config: Config, run_dir: Path, world_size: int):
+    def __init__(
+        self,
+        config: Config,
+        run_dir: Path,
+        world_size: int,
+        resumed: int | None = None,
+        identity: Mapping[str, str] | None = None,
+    ):
         self.config = config
         self.run_dir = Path(run_dir)
         self.world_size = world_size
         if config.run.wandb == "online":
             require_wandb_key()
-        moved = _set_aside(self.run_dir)
-        (self.run_dir / SAMPLES).mkdir(parents=True)
-        self._text = open(self.run_dir / "run.log", "w", encoding="utf-8")
-        self._sinks: list[Sink] = [_JsonLines(self.run_dir / METRICS)]
-        if config.run.tensorboard:
-            self._sinks.append(_TensorBoard(self.run_dir / "tensorboard"))
-        if config.run.wandb != "off":
-            self._sinks.append(_WeightsAndBiases(config, self.run_dir))
+        moved = _set_aside(self.run_dir) if resumed is None else _set_later_aside(self.run_dir, resumed)
+        (self.run_dir / SAMPLES).mkdir(parents=True, exist_ok=True)
+        self._text = open(self.run_dir / "run.log", "w" if resumed is None else "a", encoding="utf-8")
         self._rows: list[dict[str, float]] = []
         self._evaluations: list[tuple[int, dict[str, float]]] = []
+        if resumed is not None:
+            self._read_rows()
+        self._sinks: list[Sink] = [_JsonLines(self.run_dir / METRICS)]
+        if config.run.tensorboard:
+            self._sinks.append(_TensorBoard(self.run_dir / "tensorboard", resumed))
+        self._identity: dict[str, str] = {}
+        if config.run.wandb != "off":
+            online = _WeightsAndBiases(config, self.run_dir, (identity or {}).get("wandb"))
+            self._sinks.append(online)
+            self._identity["wandb"] = online.run.id
         self._values: dict[str, list[float]] = defaultdict(list)
         self._open_phases: list[_Phase] = []
         self._closed = False
@@ -63,8 +76,32 @@ class RunLog:
             f"run {config.run.name}: {world_size} ranks, {config.train.steps} steps of {config.train.prompts_per_step}"
             f" prompts x {config.algorithm.samples_per_prompt} samples; everything goes to {self.run_dir}"
         )
+        if resumed is not None:
+            self.note(f"goes on after step {resumed}")
         if moved:
-            self.note(f"what an earlier run had left there is in {moved}")
+            what = "what an earlier run had left there" if resumed is None else f"what it had done after step {resumed}"
+            self.note(f"{what} is in {moved}")
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """What the run is called elsewhere: name of a service -> its identifier."""
+        return dict(self._identity)
+
+    @property
+    def last(self) -> dict[str, float]:
+        """The newest value of each metric, evaluations included."""
+        rows = sorted([(row["step"], row) for row in self._rows] + self._evaluations, key=lambda entry: entry[0])
+        return {name: value for _, row in rows[-64:] for name, value in row.items()}
+
+    def _read_rows(self) -> None:
+        for line in (self.run_dir / METRICS).read_text(encoding="utf-8").splitlines():
+            row = {name: math.nan if value is None else value for name, value in json.loads(line).items()}
+            if any(name.startswith("eval/") for name in row):
+                step = int(row.pop("step"))
+                row.pop("time", None)
+                self._evaluations.append((step, row))
+            else:
+                self._rows.append(row)
 
     def __enter__(self) -> Self:
         return self
@@ -215,9 +252,7 @@ def _set_aside(run_dir: Path) -> Path | None:
     """Move an earlier run's files, and nothing else, out of the way."""
     if not (run_dir / METRICS).exists():
         return None
-    number = 1
-    while (target := run_dir / "earlier" / str(number)).exists():
-        number += 1
+    target = _free(run_dir / "earlier")
     target.mkdir(parents=True)
     for name in WRITTEN_HERE:
         if (run_dir / name).exists():
@@ -225,11 +260,40 @@ def _set_aside(run_dir: Path) -> Path | None:
     return target
 
 
+def _set_later_aside(run_dir: Path, step: int) -> Path | None:
+    """Move what a run did after a step out of the way: rows of metrics, and samples."""
+    metrics = run_dir / METRICS
+    lines = metrics.read_text(encoding="utf-8").splitlines(keepends=True) if metrics.exists() else []
+    kept, later = [], []
+    for line in lines:
+        whole = line.endswith("\n")  # a line without its end was being written when the run ended
+        (kept if whole and json.loads(line)["step"] <= step else later).append(line)
+    samples = [path for path in (run_dir / SAMPLES).glob("step_*") if samples_step(path.name) > step]
+    if not later and not samples:
+        return None
+    target = _free(run_dir / "earlier")
+    (target / SAMPLES).mkdir(parents=True)
+    (target / METRICS).write_text("".join(later), encoding="utf-8")
+    for path in samples:
+        path.rename(target / SAMPLES / path.name)
+    scratch = metrics.with_name(METRICS + ".new")
+    scratch.write_text("".join(kept), encoding="utf-8")
+    scratch.rename(metrics)
+    return target
+
+
+def _free(directory: Path) -> Path:
+    number = 1
+    while (directory / str(number)).exists():
+        number += 1
+    return directory / str(number)
+
+
 class _JsonLines:
     """One JSON object a row, on disk as soon as it is written. Numbers that JSON has no spelling for become null."""
 
     def __init__(self, path: Path):
-        self.file = open(path, "w", encoding="utf-8")
+        self.file = open(path, "a", encoding="utf-8")
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
@@ -243,11 +307,15 @@ class _JsonLines:
 class _TensorBoard:
     """Event files, written with tensorboard's own writer: torch's would bring torch along."""
 
-    def __init__(self, directory: Path):
+    def __init__(self, directory: Path, resumed: int | None):
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-        directory.mkdir()
+        directory.mkdir(exist_ok=True)
         self.writer = EventFileWriter(str(directory))
+        if resumed is not None:  # TensorBoard then shows none of the later steps of the files that are there
+            start = SessionLog(status=SessionLog.START)
+            self.writer.add_event(Event(wall_time=time.time(), step=resumed + 1, session_log=start))
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
@@ -262,10 +330,12 @@ class _TensorBoard:
 
 
 class _WeightsAndBiases:
-    def __init__(self, config: Config, run_dir: Path):
+    def __init__(self, config: Config, run_dir: Path, identifier: str | None):
         import wandb
 
         self.run = wandb.init(
+            id=identifier,
+            resume="allow" if identifier else None,
             project=config.run.wandb_project,
             name=config.run.name,
             dir=str(run_dir),

@@ -48,6 +48,12 @@ def samples_file(step: int, rank: int | None = None) -> str:
     return f"step_{step:06d}.jsonl" if rank is None else f"step_{step:06d}_rank_{rank:05d}.jsonl"
 
 
+def samples_step(name: str) -> int:
+    """The step in such a name; -1 for any other name."""
+    found = _STEP.match(name)
+    return int(found[1]) if found else -1
+
+
 def write_samples(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
     """One JSON object a line."""
     path.parent.mkdir(parents=True, exist_ok=True)

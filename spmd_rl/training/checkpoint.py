@@ -77,7 +77,5 @@ class TrainingState:
         metadata = CONTENT | _OPTIMIZER | {"dp_cp_group": self._group}
         state: dict[str, Any] = {key: chunk.sharded_state_dict(metadata=metadata) for key, chunk in self._chunks()}
         models = state["model"] if "model" in state else dict(state)
-        state["optimizer"] = self._optimizer.optimizer.sharded_state_dict(
-            models, is_loading=loading, metadata=metadata
-        )
+        state["optimizer"] = self._optimizer.optimizer.sharded_state_dict(models, is_loading=loading, metadata=metadata)
         return state

@@ -299,3 +299,35 @@ def test_a_png_without_matplotlib_says_how_to_get_one(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ValueError, match="pip install matplotlib"):
         draw_all([], tmp_path)
+
+
+def test_a_run_that_goes_on_keeps_what_is_before_and_sets_aside_what_came_later(tmp_path, capsys):
+    run = tmp_path / "run"
+    with RunLog(CONFIG, run, 1) as log:
+        log.evaluation(0, {"eval/sums/accuracy": 0.25})
+        for step in (1, 2, 3):
+            with log.step(step):
+                log.add("grpo/rewards/mean", step / 10)
+            log.samples(step, [SAMPLE])
+        log.evaluation(2, {"eval/sums/accuracy": 0.5})
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 4, "grpo/rew')  # the run was killed while it wrote
+    with RunLog(CONFIG, run, 1, resumed=2) as log:
+        assert log.last["eval/sums/accuracy"] == 0.5 and log.last["grpo/rewards/mean"] == 0.2
+        with log.step(3):
+            log.add("grpo/rewards/mean", 0.9)
+    assert [(row["step"], row.get("grpo/rewards/mean")) for row in rows_of(run)] == [
+        (0, None),
+        (1, 0.1),
+        (2, 0.2),
+        (2, None),
+        (3, 0.9),
+    ]
+    assert sorted(path.name for path in (run / "samples").iterdir()) == ["step_000001.jsonl", "step_000002.jsonl"]
+    earlier = run / "earlier" / "1"
+    assert (
+        '"step": 3' in (earlier / "metrics.jsonl").read_text() and (earlier / "samples" / "step_000003.jsonl").exists()
+    )
+    said = (run / "run.log").read_text()
+    assert "goes on after step 2" in said and "what it had done after step 2 is in" in said
+    assert said.count("run small:") == 2
