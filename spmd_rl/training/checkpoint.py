@@ -1,7 +1,7 @@
 """What training needs to go on: the policy's weights and the optimizer's state, as a distributed checkpoint.
 
-Megatron's `dist_checkpointing` in its `fully_reshardable` form, so that any layout reads what any other wrote. Saving is
-asynchronous: the call returns when a copy of the process (a fork) has the state, and that copy writes while training
+Megatron's `dist_checkpointing` in its `fully_reshardable` form, so that any layout reads what any other wrote. Saving
+is asynchronous: the call returns when a copy of the process (a fork) has the state, and that copy writes while training
 goes on.
 """
 
@@ -34,6 +34,12 @@ class TrainingState:
         self._policy, self._optimizer = policy, optimizer
         self._group = parallel_state.get_data_parallel_group(with_context_parallel=True)
         self._calls = AsyncCallsQueue(persistent=False)
+
+    def bytes(self) -> int:
+        """What this rank writes, about: its share of the weights, and of float32 parameters and two moments of each."""
+        weights = sum(parameter.nbytes for parameter in self._policy.parameters())
+        trained = sum(parameter.numel() for parameter in self._policy.parameters() if parameter.requires_grad)
+        return (weights + 12 * trained) // self._group.size()
 
     def begin_save(self, directory: Path) -> None:
         """Save into a directory that exists and is empty. Complete when `finish_save` says so."""

@@ -56,6 +56,10 @@ class PolicyOptimizer:
         """Megatron's optimizers in this one: of the experts' parameters and of all others."""
         return [inner for inner in self.optimizer.chained_optimizers if inner.optimizer is not None]
 
+    def take_weights(self) -> None:
+        """The model's weights were set from outside: the optimizer's own float32 copies become equal to them."""
+        self.optimizer.reload_model_params()
+
     def zero_gradients(self) -> None:
         for chunk in self.wrapped:
             chunk.zero_grad_buffer()

@@ -34,6 +34,7 @@ from spmd_rl.weights.load import load_shard
 from spmd_rl.worker.canary import TOLERANCE, Canary
 from spmd_rl.worker.residency import Residency
 from spmd_rl.worker.sample_store import SampleStore, from_wire, to_wire
+from spmd_rl.worker.saving import Saving
 
 
 class Worker:
@@ -93,6 +94,7 @@ class Worker:
             config.rollout.canary_tolerance or TOLERANCE[config.model.dtype],
             platform.shares_prompts,
         )
+        self.saving = Saving(self.trainer, self.shard, world)
         self.store = SampleStore()
         self.packs: list[list[Packed]] = []
         self.peaks = {"start": platform.peak_memory_bytes()}
@@ -321,6 +323,22 @@ class Worker:
             self.world.rank,
             control=self.world.payload,
         )
+
+    @verb
+    def checkpoint_bytes(self) -> int:
+        return self.saving.bytes()
+
+    @verb
+    def begin_checkpoint(self, directory: str) -> None:
+        self.saving.begin(Path(directory))
+
+    @verb
+    def checkpoint_progress(self, wait: bool) -> dict[str, Any]:
+        return self.saving.progress(wait)
+
+    @verb
+    def checkpoint_digests(self, directory: str, names: Sequence[str], wait: bool) -> dict[str, str] | None:
+        return self.saving.digests(Path(directory), names[self.world.rank :: self.world.size], wait)
 
     @verb
     def costs(self) -> dict[str, int]:
