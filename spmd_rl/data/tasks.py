@@ -12,9 +12,9 @@ _TRIES = 8
 
 
 def make_task(task: str, options: dict[str, Any], count: int, seed: int, split: str) -> list[Row]:
-    """Up to `count` different problems of "train" or "eval", the same for the same seed.
+    """Up to `count` different problems of "train" or "eval", the same for the same seed; fewer where there are no more.
 
-    Fewer where a task has no more. Rows have the columns prompt and answer, and metadata: what the task's own scoring function reads. A hash of the
+    Rows have the columns prompt and answer, and metadata: what the task's own scoring function reads. A hash of the
     problem decides its split (a quarter is held out), whatever the seed: no problem is in both.
     """
     assert split in ("train", "eval"), split

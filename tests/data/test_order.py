@@ -1,4 +1,4 @@
-"""The order of prompts: every one once an epoch, the same whenever a run is stopped, and shares as they are weighted."""
+"""The order of prompts: every one once an epoch, the same after a stop, and shares as weighted."""
 
 from collections import Counter
 from dataclasses import replace
