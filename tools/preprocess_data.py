@@ -7,6 +7,7 @@ what another tokenizer or template made. Everything that can be wrong with a row
 """
 
 import argparse
+import logging
 import multiprocessing
 import os
 import sys
@@ -35,6 +36,7 @@ _BAR_WIDTH = 40
 
 
 def main() -> None:
+    logging.getLogger("transformers").setLevel(logging.ERROR)
     chosen = _arguments()
     try:
         _prepare(chosen)
@@ -86,7 +88,7 @@ def _prepare(chosen: argparse.Namespace) -> None:
         raise ValueError(f"--config {chosen.config}: it is prepared already; name the raw file")
     tokenizer = load_tokenizer(chosen.model, chosen.trust_remote_code)
     template = template_of(dataset, data)
-    encode(tokenizer, template, data.enable_thinking, [])
+    encode(tokenizer, template, data, [])
     questions, reading = read_questions(dataset, data, template, chosen.seed, chosen.split, None)
     encoded = _encode(chosen, questions, template, data, tokenizer)
     kept = select(data, questions, encoded, reading)
@@ -111,9 +113,9 @@ def _start(model: str, trust_remote_code: bool) -> None:
     _tokenizer = load_tokenizer(model, trust_remote_code)
 
 
-def _work(task: tuple[str, bool | None, list[Any]]) -> list[Encoded]:
-    template, enable_thinking, contents = task
-    return encode(_tokenizer, load_template(template), enable_thinking, contents)
+def _work(task: tuple[str, DataConfig, list[Any]]) -> list[Encoded]:
+    template, data, contents = task
+    return encode(_tokenizer, load_template(template), data, contents)
 
 
 def _encode(
@@ -126,11 +128,11 @@ def _encode(
     wanted = chosen.workers or min(os.cpu_count() or 1, 1 + len(questions) // _WORTH_A_PROCESS)
     workers = min(wanted, len(chunks))
     if workers == 1:
-        return _with_progress((encode(tokenizer, template, data.enable_thinking, chunk) for chunk in chunks), questions)
+        return _with_progress((encode(tokenizer, template, data, chunk) for chunk in chunks), questions)
     # Started afresh: a forked process would inherit locks of the libraries' threads.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, context, _start, (chosen.model, chosen.trust_remote_code)) as pool:
-        tasks = [(template.name, data.enable_thinking, chunk) for chunk in chunks]
+        tasks = [(template.name, data, chunk) for chunk in chunks]
         return _with_progress(pool.map(_work, tasks), questions)
 
 
