@@ -12,6 +12,7 @@ import logging
 import multiprocessing
 import os
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -88,12 +89,14 @@ def _prepare(chosen: argparse.Namespace) -> None:
     tokenizer = load_tokenizer(chosen.model, chosen.trust_remote_code)
     template = template_of(dataset, data)
     encode(tokenizer, template, data, [])
+    started = time.perf_counter()
     questions, reading = read_questions(dataset, data, template, chosen.seed, chosen.split, None)
     encoded = _encode(chosen, questions, template, data, tokenizer)
+    seconds = time.perf_counter() - started
     kept = select(data, questions, encoded, reading)
     for number, (question, one) in enumerate(kept[: max(chosen.show, 0)]):
         _show(number, question, one)
-    _summarize(reading, [len(one.token_ids) for _, one in kept])
+    _summarize(reading, [len(one.token_ids) for _, one in kept], seconds)
     if output is not None:
         spelled = prepared.spelling(
             tokenizer, template, dataset.system if data.system is None else data.system, data.enable_thinking
@@ -151,8 +154,10 @@ def _show(number: int, question: Question, one: Encoded) -> None:
     print(one.text)
 
 
-def _summarize(reading: Reading, lengths: list[int]) -> None:
-    print(f"\n{reading.source}: {reading.rows} rows, {len(lengths)} prompts kept")
+def _summarize(reading: Reading, lengths: list[int], seconds: float) -> None:
+    print(
+        f"\n{reading.source}: {reading.rows} rows, {len(lengths)} prompts kept; read and tokenized in {seconds:.1f} s"
+    )
     dropped = reading.dropped + Counter({"cannot be used": reading.bad.count})
     for reason, count in dropped.most_common():
         print(f"  dropped, {reason}: {count}")
