@@ -86,7 +86,8 @@ def write(file: Path, kept: Sequence[tuple[Question, str, list[int]]], spelled: 
         {
             "index": pa.array([question.index for question in questions], pa.int64()),
             "question": pa.array([question.text for question in questions], pa.large_string()),
-            "prompt": pa.array([text for _, text, _ in kept], pa.large_string()),
+            # Not "prompt": a copy of the file without its metadata must not be taken for a raw one.
+            "rendered": pa.array([text for _, text, _ in kept], pa.large_string()),
             "prompt_ids": pa.array([ids for _, _, ids in kept], pa.large_list(pa.int32())),
             "prompt_tokens": pa.array([len(ids) for _, _, ids in kept], pa.int32()),
             "answer": pa.array([question.answer for question in questions], pa.large_string()),
@@ -121,8 +122,8 @@ def read(source: str, expected: Expectation) -> tuple[list[Question], list[list[
                         Question(row["index"], place, "", row["question"], row["answer"], json.loads(row["row"]))
                     )
                     ids.append(row["prompt_ids"])
-    except (pa.ArrowException, OSError) as error:
-        raise ValueError(f"{source}: {str(error).splitlines()[0]}; make it again") from error
+    except (pa.ArrowException, OSError, KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{source}: damaged ({(str(error) or 'no text').splitlines()[0]}); make it again") from error
     if not questions:
         raise ValueError(f"{source}: there is no row in it")
     reading.rows = len(questions)

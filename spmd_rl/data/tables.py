@@ -20,12 +20,13 @@ def read_parquet(file: Path, bad: BadRows, columns: frozenset[str] | None, notes
 
     try:
         parquet = pq.ParquetFile(file)
-    except (pa.ArrowException, OSError) as error:
+        schema, _ = parquet.schema_arrow, parquet.schema_arrow.names
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         if isinstance(error, OSError) and error.errno:
             raise
         raise ValueError(f"{file}: not a whole Parquet file ({_first_line(error)}); copy or make it again") from error
     with parquet:
-        wanted = _readable(parquet.schema_arrow, columns, str(file), notes)
+        wanted = _readable(schema, columns, str(file), notes)
         before = 0
         for group in range(parquet.num_row_groups):
             given, there = 0, parquet.metadata.row_group(group).num_rows
@@ -59,9 +60,9 @@ def read_arrow(file: Path, bad: BadRows, columns: frozenset[str] | None, notes: 
             wanted = _readable(opened.schema, columns, str(file), notes)
             before = 0
             for batch in batches:
-                yield from _rows(batch.select(wanted), str(file), before, bad)
+                yield from _rows(_checked(batch.select(wanted)), str(file), before, bad)
                 before += batch.num_rows
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise ValueError(f"{file}: not a whole Arrow file ({_first_line(error)}); copy or make it again") from error
 
 
@@ -118,11 +119,17 @@ def _split_of(loaded: Any, split: str | None, name: str) -> Any:
 def _dataset_rows(
     dataset: Any, name: str, bad: BadRows, columns: frozenset[str] | None, notes: list[str]
 ) -> Iterator[Row | None]:
+    import pyarrow as pa
+
     wanted = _readable(dataset.features.arrow_schema, columns, name, notes)
     before = 0
     # As Arrow tables: nothing is decoded, an image least of all.
     for table in dataset.select_columns(wanted).with_format("arrow").iter(_ROWS_AT_ONCE):
         for batch in table.to_batches():
+            try:
+                _checked(batch)
+            except pa.ArrowInvalid as error:
+                raise ValueError(f"{name}: damaged ({_first_line(error)}); copy or make it again") from error
             yield from _rows(batch, name, before, bad)
             before += batch.num_rows
 
@@ -157,6 +164,22 @@ def _holds_bytes(kind: Any) -> bool:
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind):
         return True
     return any(_holds_bytes(kind.field(i).type) for i in range(kind.num_fields))
+
+
+def _checked(batch: Any) -> Any:
+    """The batch; ArrowInvalid where its buffers do not fit together: reading a value would end the process.
+
+    Text that is not UTF-8 passes: which row it is in is found out later.
+    """
+    import pyarrow as pa
+
+    for column in batch.columns:
+        try:
+            column.validate(full=True)
+        except pa.ArrowInvalid as error:
+            if "UTF8" not in str(error):
+                raise
+    return batch
 
 
 def _rows(batch: Any, name: str, first: int, bad: BadRows) -> Iterator[Row | None]:

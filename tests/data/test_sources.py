@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import subprocess
 import sys
 from datetime import date
@@ -443,3 +444,32 @@ def test_slimes_rows_are_read(tmp_path):
     file = write(tmp_path / "slime.json", rows)
     loaded = load(f"{ROOT / 'configs/datasets/slime_jsonl.yaml'}:{file}")
     assert [(p.text, p.answer) for p in loaded.prompts] == [("1+1", "2"), ("two", "2")]
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "json", "csv", "parquet", "arrow"])
+def test_whatever_bytes_a_file_has_it_gives_prompts_or_an_error_that_names_it(tmp_path, suffix):
+    file = tmp_path / f"x.{suffix}"
+    if suffix == "csv":
+        file.write_text("prompt,answer\n" + "".join(f'"question {n}",{n}\n' for n in range(30)))
+    else:
+        write(file, ROWS * 6)
+    whole, random_ = file.read_bytes(), random.Random(suffix)
+    for _ in range(100):
+        content = bytearray(whole)
+        for _ in range(random_.choice((1, 1, 3, 20))):
+            place = random_.randrange(len(content))
+            kind = random_.randrange(5)
+            if kind < 3:
+                content[place] = random_.randrange(256)
+            elif kind == 3:
+                del content[place : place + random_.randrange(1, 50)]
+            else:
+                content[place:place] = random_.randbytes(5)
+        file.write_bytes(content)
+        try:
+            loaded = load_dataset(
+                DatasetConfig(str(file)), DataConfig(bad_rows="drop", empty_answers="drop"), Words(), 1, "train", None
+            )
+            assert loaded.prompts
+        except ValueError as error:
+            assert str(file) in str(error)
