@@ -11,20 +11,18 @@ from spmd_rl.controller.measure import evaluate, keep_conversations, sample_metr
 from spmd_rl.controller.planner import plan_microbatches
 from spmd_rl.controller.ranks import Ranks
 from spmd_rl.controller.run_log import RunLog
-from spmd_rl.data.prompts import PromptOrder
 from spmd_rl.program import Story, main
 
 
 def run_grpo(config: Config, ranks: Ranks, story: Story, log: RunLog) -> None:
     """Group Relative Policy Optimization, as rank 0 tells it (https://arxiv.org/abs/2402.03300)."""
     train, algorithm = config.train, config.algorithm
-    order = PromptOrder(story.train_prompts, config.run.seed, config.data.shuffle)
     for step in range(train.steps):
         if step == 0 and config.evaluation.before or step and due(step, config.evaluation.every_steps):
             with log.timed("evaluation"):
                 log.evaluation(step, evaluate(ranks, story.eval_prompts, story.benchmark, step))
         with log.step(step + 1) as timed:
-            rows = order.take(step, train.prompts_per_step)
+            rows = story.order.take(step * train.prompts_per_step, train.prompts_per_step)
             # Weights are refreshed on entry; vLLM holds the device inside.
             canary = due(step, config.rollout.canary_steps)
             with ranks.rollout_mode(timed, canary) as moved, timed("rollout"):

@@ -15,9 +15,10 @@ from typing import Any
 
 from spmd_rl.config.check import check, notes
 from spmd_rl.config.config import Config
-from spmd_rl.config.load import dump, load_config
+from spmd_rl.config.load import dump, load_config, load_dataset_config
 from spmd_rl.config.model_shape import ModelShape, read_model_shape
 from spmd_rl.controller.run_log import RunLog, require_wandb_key
+from spmd_rl.data.order import PromptOrder
 from spmd_rl.distributed.environment import local_rank_from_environment, rank_from_environment, size_from_environment
 
 USER_ERROR = 2
@@ -28,7 +29,7 @@ class Story:
     """What rank 0 needs to know beside the configuration."""
 
     run_dir: Path
-    train_prompts: int
+    order: PromptOrder
     eval_prompts: int
     benchmark: str
     data_parallel: int
@@ -119,7 +120,7 @@ def run(config: Config, shape: ModelShape, tell: Tell) -> None:
         ranks = Ranks(commands, worker)
         story = Story(
             run_dir=log.run_dir,
-            train_prompts=len(loaded.prompts["train"]),
+            order=loaded.order,
             eval_prompts=len(loaded.prompts["eval"]),
             benchmark=_benchmark(config),
             data_parallel=config.parallel.data(world.size),
@@ -149,6 +150,7 @@ class _Loaded:
     tokenizer: Any
     prompts: dict[str, list[Any]]
     notes: list[str]
+    order: PromptOrder
 
 
 def _read_prompts(config: Config) -> _Loaded:
@@ -158,10 +160,12 @@ def _read_prompts(config: Config) -> _Loaded:
 
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
     loaded = {split: load_prompts(config, tokenizer, split) for split in ("train", "eval")}
+    sizes, weights = zip(*loaded["train"].shares, strict=True)
     return _Loaded(
         tokenizer,
         {split: list(part.prompts) for split, part in loaded.items()},
         [note for part in loaded.values() for note in part.notes],
+        PromptOrder(sizes, config.run.seed, config.data.shuffle, weights),
     )
 
 
@@ -185,8 +189,7 @@ def _start_log(config: Config, world_size: int, lines: list[str]) -> RunLog:
 
 
 def _benchmark(config: Config) -> str:
-    source = config.data.eval_source or config.data.source
-    return Path(source).stem
+    return load_dataset_config(config.data.eval_source or config.data.source).name or "eval"
 
 
 def _refuse(error: ValueError) -> None:

@@ -3,17 +3,19 @@
 import dataclasses
 import importlib.util
 import math
+import re
 import string
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from spmd_rl.config.check_model import model_problems
-from spmd_rl.config.config import Config
+from spmd_rl.config.config import Config, ConfigError, DataConfig
+from spmd_rl.config.load import load_dataset_config
 from spmd_rl.config.model_shape import ModelShape
 from spmd_rl.config.phrases import divisors
-
-_SOURCES = (".jsonl", ".json", ".csv")
+from spmd_rl.config.sources import ARITHMETIC, FORMATS, REASONING_GYM, is_hub_name, is_made
+from spmd_rl.config.templates import CHAT, PLAIN, template_file
 
 
 def check(config: Config, world_size: int, model: ModelShape | None) -> list[str]:
@@ -220,7 +222,7 @@ def _batches(config: Config, world_size: int) -> list[str]:
 def _data(config: Config) -> list[str]:
     problems: list[str] = []
     data, arithmetic, evaluation = config.data, config.data.arithmetic, config.evaluation
-    if "arithmetic" in (data.source, data.eval_source):
+    if ARITHMETIC in (*(data.mix or (data.source,)), data.eval_source):
         if not arithmetic.operations:
             problems.append("data.arithmetic.operations is empty: there is nothing to ask; name some of +, -, *")
         if arithmetic.max_operand < arithmetic.min_operand:
@@ -234,12 +236,13 @@ def _data(config: Config) -> list[str]:
                 f"data.arithmetic.wording = {arithmetic.wording!r}: its places must be {{a}}, {{op}} and {{b}}; "
                 "write a brace that is meant as text twice"
             )
-    if evaluation.every_steps and data.eval_source is None and data.source != "arithmetic":
+    if evaluation.every_steps and data.eval_source is None and (data.mix or not is_made(data.source)):
         problems.append(
             f"evaluation.every_steps = {evaluation.every_steps}: there are no held-out problems; name a file with "
             "data.eval_source, or set it to 0"
         )
-    if data.system is not None and data.template == "plain":
+    problems += _templates(data)
+    if data.system is not None and data.template == PLAIN:
         problems.append(
             f"data.system = {data.system!r}: data.template = plain has no place for it; set the template to chat"
         )
@@ -256,6 +259,70 @@ def _data(config: Config) -> list[str]:
     return problems
 
 
+def _templates(data: DataConfig) -> list[str]:
+    problems: list[str] = []
+    if data.template not in (None, CHAT, PLAIN):
+        try:
+            template_file(data.template)
+        except ValueError as error:
+            problems.append(str(error))
+    if data.enable_thinking is not None and data.template == PLAIN:
+        problems.append(
+            f"data.enable_thinking = {data.enable_thinking}: data.template = plain has no place for it; leave it out, "
+            "or set the template to one that knows it, such as qwen3"
+        )
+    if data.answer_pattern is not None:
+        try:
+            groups = re.compile(data.answer_pattern).groups
+        except re.error as error:
+            problems.append(f"data.answer_pattern = {data.answer_pattern}: not a regular expression: {error}; mend it")
+        else:
+            if not groups:
+                problems.append(
+                    f"data.answer_pattern = {data.answer_pattern}: it has no group; put ( ) around what is the answer"
+                )
+    return problems
+
+
+def _sources(data: DataConfig) -> list[str]:
+    problems: list[str] = []
+    if data.mix and data.source != ARITHMETIC:
+        problems.append(f"data.source = {data.source}: data.mix names the sources already; leave one of them out")
+    problems += [
+        f"data.mix: the weight of {source} is {weight}; it must be above 0"
+        for source, weight in data.mix.items()
+        if not (math.isfinite(weight) and weight > 0)
+    ]
+    named = [("data.mix", source) for source in data.mix] or [("data.source", data.source)]
+    named += [] if data.eval_source is None else [("data.eval_source", data.eval_source)]
+    for knob, text in named:
+        try:
+            dataset = load_dataset_config(text)
+            if dataset.template not in (None, CHAT, PLAIN):
+                template_file(dataset.template)
+        except ConfigError as error:
+            problems += [f"{knob} = {text}: {problem}" for problem in error.problems]
+        except ValueError as error:
+            problems.append(f"{knob} = {text}: {error}")
+        else:
+            problems += _source(f"{knob} = {text}", dataset.source)
+    return problems
+
+
+def _source(knob: str, source: str) -> list[str]:
+    path = Path(source)
+    if source.startswith(REASONING_GYM) and importlib.util.find_spec("reasoning_gym") is None:
+        return [f"{knob}: the package reasoning-gym is not installed; install it, or name another source"]
+    if is_made(source) or path.is_dir() or is_hub_name(source):
+        return []
+    if not path.is_file():
+        what = "there is no such file" if knob.endswith(f"= {source}") else f"there is no file {source}"
+        return [f"{knob}: {what}; name one, or set data.source to arithmetic"]
+    if path.suffix not in FORMATS:
+        return [f"{knob}: prompts are read from {', '.join(FORMATS)} files; convert it"]
+    return []
+
+
 def _places(wording: str) -> set[str] | None:
     try:
         return {name for _, name, _, _ in string.Formatter().parse(wording) if name is not None}
@@ -268,13 +335,7 @@ def _files(config: Config) -> list[str]:
     for knob, path in (("model.path", config.model.path), ("model.reference_path", config.model.reference_path)):
         if path is not None and not Path(path).is_dir():
             problems.append(f"{knob} = {path}: there is no such directory; name a Hugging Face model directory")
-    for knob, path in (("data.source", config.data.source), ("data.eval_source", config.data.eval_source)):
-        if path is None or path == "arithmetic":
-            continue
-        if not Path(path).is_file():
-            problems.append(f"{knob} = {path}: there is no such file; name one, or set data.source to arithmetic")
-        elif Path(path).suffix not in _SOURCES:
-            problems.append(f"{knob} = {path}: prompts are read from {', '.join(_SOURCES)} files; convert it")
+    problems += _sources(config.data)
     if config.run.dir is None and (not config.run.name or "/" in config.run.name):
         problems.append(f"run.name = {config.run.name!r}: it names the directory runs/<name>; take a plain name")
     directory = Path(config.run.dir or f"runs/{config.run.name}")

@@ -12,7 +12,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import tyro
 import yaml
 
-from spmd_rl.config.config import Config, ConfigError
+from spmd_rl.config.config import Config, ConfigError, DatasetConfig
 
 DESCRIPTION = """\
 Every setting below can stand in a YAML file, section by section, and on the command line, which wins.
@@ -40,6 +40,35 @@ def load_config(argv: list[str]) -> Config:
     if problems:
         raise ConfigError(problems)
     return config
+
+
+def load_dataset_config(text: str) -> DatasetConfig:
+    """A dataset from the path of its file (configs/datasets/gsm8k.yaml), from a bare source, or from FILE.yaml:PATH.
+
+    The last has the columns of FILE and the rows of PATH. Without a file all columns have their default names. The
+    name is always set. Raises ConfigError with all problems of the file.
+    """
+    file, source = text, ""
+    for suffix in (".yaml", ".yml"):
+        stem, found, rest = text.partition(f"{suffix}:")
+        if found:
+            file, source = stem + suffix, rest
+    if Path(file).suffix not in (".yaml", ".yml"):
+        return DatasetConfig(source=text, name=_dataset_name(text))
+    problems: list[str] = []
+    content = _read_yaml(Path(file), problems, "dataset", "settings such as `prompt_column: problem`") or {}
+    values: dict[str, Any] = {"source": source} if source else {}
+    _read_section(DatasetConfig, {**content, **values}, "", file, values, problems)
+    if not problems and not values.get("source"):
+        problems.append(f"{file}: source is not set; name a file, a directory or a hub dataset, or write {file}:PATH")
+    if problems:
+        raise ConfigError(problems)
+    values["name"] = values.get("name") or Path(file).stem
+    return DatasetConfig(**values)
+
+
+def _dataset_name(source: str) -> str:
+    return Path(source.partition(":")[2] or source).stem
 
 
 def dump(config: Config) -> str:
@@ -114,18 +143,20 @@ _Loader.yaml_implicit_resolvers = {
 _Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile("^(?:true|True|TRUE|false|False|FALSE)$"), "tTfF")
 
 
-def _read_yaml(file: Path, problems: list[str]) -> dict[Any, Any] | None:
+def _read_yaml(
+    file: Path, problems: list[str], knob: str = "--config", expected: str = "sections such as `train:`"
+) -> dict[Any, Any] | None:
     """The sections of a file as they stand there; None when it cannot be read."""
     try:
         content = yaml.load(file.read_text(encoding="utf-8"), _Loader)
     except OSError as error:
-        problems.append(f"--config = {file}: {error.strerror or error}; name an existing YAML file")
+        problems.append(f"{knob} = {file}: {error.strerror or error}; name an existing YAML file")
         return None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        problems.append(f"--config = {file}: not valid YAML: {' '.join(str(error).split())}")
+        problems.append(f"{knob} = {file}: not valid YAML: {' '.join(str(error).split())}")
         return None
     if not isinstance(content, dict | None):
-        problems.append(f"--config = {file}: expected sections such as `train:`, found {type(content).__name__}")
+        problems.append(f"{knob} = {file}: expected {expected}, found {type(content).__name__}")
         return None
     return content or {}
 
@@ -137,7 +168,7 @@ def _read_section(
     for key, value in content.items():
         name = f"{prefix}{key}"
         if key not in hints:
-            problems.append(f"{file}: {_unknown(name)}")
+            problems.append(f"{file}: {_unknown(name, DatasetConfig if kind is DatasetConfig else Config)}")
         elif dataclasses.is_dataclass(hints[key]):
             if isinstance(value, dict):
                 _read_section(hints[key], value, f"{name}.", file, values, problems)
@@ -156,6 +187,8 @@ class _Mismatch(Exception):
 
 def _convert(kind: Any, value: Any) -> Any:
     origin, inner = get_origin(kind), get_args(kind)
+    if kind is Any:
+        return value
     if origin in (Union, UnionType):
         return None if value is None else _convert(next(k for k in inner if k is not NoneType), value)
     if origin is Literal and isinstance(value, str) and value in inner:
@@ -183,7 +216,7 @@ def _describe(kind: Any) -> str:
     if origin is tuple:
         return f"a list, each element {_describe(inner[0])}"
     if origin is dict:
-        return "names with a number each"
+        return "names with a number each" if inner[1] is float else "names with values"
     return {
         int: "a whole number",
         float: "a number",
@@ -192,9 +225,9 @@ def _describe(kind: Any) -> str:
     }[kind]
 
 
-def _unknown(name: str) -> str:
+def _unknown(name: str, of: type = Config) -> str:
     """Says that there is no such setting, and which one was probably meant."""
-    known = list(knobs())
+    known = list(knobs(of))
     sections = {n.rpartition(".")[0] for n in known} | {n.partition(".")[0] for n in known}
     if name in sections:
         return f"{name}: a section; set what is in it, such as {next(n for n in known if n.startswith(name + '.'))}"
@@ -238,7 +271,7 @@ def _override(config: Config, overrides: dict[str, list[str]], problems: list[st
     accepted: dict[str, list[str]] = {}
     for name, words in overrides.items():
         if name in known:
-            accepted[name] = _spell_booleans(words) if known[name] is bool else words
+            accepted[name] = _spell_booleans(words) if known[name] in (bool, bool | None) else words
         else:
             problems.append(f"command line: {_unknown(name)}")
     try:

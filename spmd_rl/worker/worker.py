@@ -138,7 +138,8 @@ class Worker:
     def generate(
         self, split: str, rows: Sequence[int], step: int, samples_per_prompt: int, greedy: bool
     ) -> dict[str, Any]:
-        prompts = [self.prompts[split][row] for row in rows]
+        # A row beyond the last one is the same prompt in a later epoch; its seeds are its own.
+        prompts = [self.prompts[split][row % len(self.prompts[split])] for row in rows]
         requests = [
             Request(
                 id=index * samples_per_prompt + sample,
