@@ -30,9 +30,9 @@ def equal(gold: str, found: str) -> bool:
     if gold == found:
         return True
     a, b = clean(gold), clean(found)
-    if not a or not b:
+    if not a or not b or len(found) > 1000 + 10 * len(gold):
         return False
-    if a == b or _squeezed(a) == _squeezed(b):
+    if a == b or _squeezed(a) == _squeezed(b) or _squeezed(_words(a)) == _squeezed(_words(b)):
         return True
     decided = _decide(a, b)
     if decided is None:
@@ -43,7 +43,7 @@ def equal(gold: str, found: str) -> bool:
 
 def _decide(a: str, b: str) -> bool | None:
     """The verdict where plain reading gives one, None where it takes algebra."""
-    for judge in (_same_numbers, _same_base, _same_time, _same_choice, _same_words, _same_parts):
+    for judge in (_same_numbers, _same_base, _same_time, _same_choice, _same_parts, _same_words):
         verdict = judge(a, b)
         if verdict is not None:
             return verdict
@@ -96,8 +96,8 @@ _REWRITES = [
         (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
         (r"(?<=[0-9])(?:\\[,;:! ]|~)\s*(?=[0-9]{3}(?![0-9]))", ""),
         (r"(?<=[0-9])(?:\{,\}(?:\\!)?|,\\!|,\\,)\s*(?=[0-9]{3})", ","),
-        (r"\\!", ""),
-        (r"\\[,;:]|\\ |~|\\q?quad(?![a-z])|\\(?:display|text)style(?![a-z])|\\(?:big|Big)[lr]?(?![a-z])", " "),
+        (r"(?<!\\)\\!", ""),
+        (r"(?<!\\)\\[,;: ]|~|\\q?quad(?![a-z])|\\(?:display|text)style(?![a-z])|\\(?:big|Big)[lr]?(?![a-z])", " "),
         (r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![a-z]))|\\degree(?![a-z])", ""),
         (r"\\text(?:normal|rm|it|bf|sf|tt)|\\mbox|\\mathrm|\\mathbf|\\mathit|\\operatorname|\\textup", r"\\text"),
         (r"\\frac\s*([0-9])\s*([0-9])(?![0-9])", r"\\frac{\1}{\2}"),
@@ -111,10 +111,12 @@ _REWRITES = [
         (r"\\le(?![a-zA-Z])", r"\\leq"),
         (r"\\ge(?![a-zA-Z])", r"\\geq"),
         (r"\\ne(?![a-zA-Z])", r"\\neq"),
+        (r"\\varnothing(?![a-zA-Z])", r"\\emptyset"),
         (r"\s+", " "),
     ]
 ]
 _APPROXIMATELY = re.compile(r"\\approx(?![a-z])|\\simeq(?![a-z])|\\doteq(?![a-z])")
+_DESCENDING = re.compile(r"([^<>=,;]+?)\s*(>|\\geq(?![a-zA-Z]))\s*([^<>=,;]+?)\s*(>|\\geq(?![a-zA-Z]))\s*([^<>=,;]+)")
 _TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
 
 
@@ -135,6 +137,9 @@ def clean(text: str) -> str:
     for pattern, replacement in _REWRITES:
         text = pattern.sub(replacement, text)
     text = re.sub(r"(?<![\\ ])\\+$", "", text.strip()).strip().strip("*")
+    if match := _DESCENDING.fullmatch(text):
+        turn = {">": "<", r"\geq": r"\leq"}
+        text = f"{match[5]} {turn[match[4]]} {match[3]} {turn[match[2]]} {match[1]}"
     whole = _TEXT.fullmatch(text)
     text = whole[1].strip() if whole else text
     return _exact(text).rstrip(".,;: ").strip()
@@ -314,8 +319,11 @@ def _same_parts(a: str, b: str) -> bool | None:
         cells = [[cell for row in side for cell in row] for side in rows]
         return True if len(cells[0]) <= _ITEMS and all(map(equal, *cells)) else None
     x, y = parts(a), parts(b)
-    if x is None or y is None or x[0] != y[0] or len(x[1]) != len(y[1]) or len(x[1]) > _ITEMS:
+    if x is None or y is None or len(x[1]) != len(y[1]) or len(x[1]) > _ITEMS:
         return None
+    if x[0] != y[0]:
+        # A set is no tuple and no interval; a list without brackets may be one.
+        return False if any(t.startswith(r"\{") for t in (a, b)) and "{}" in (x[0], y[0]) else None
     if x[0] != "{}":
         return True if all(map(equal, x[1], y[1])) else None
     left = list(y[1])
@@ -340,9 +348,21 @@ def parts(text: str) -> tuple[str, list[str]] | None:
                 inside = inner
                 break
     items = _split(_AND.sub(",", inside))
-    if items is None or len(items) < 2 or not all(items):
+    if items is None or not all(items):
         return None
-    return brackets, items
+    if brackets == "{}":
+        items = [item for both in items for item in _both_signs(both)]
+    return (brackets, items) if len(items) > 1 else None
+
+
+def _both_signs(text: str) -> list[str]:
+    """`3 \\pm 2` as two."""
+    if not re.search(r"\\(?:pm|mp)(?![a-z])", text):
+        return [text]
+    return [
+        re.sub(r"\\(pm|mp)(?![a-z])\s*", lambda m: upper if m[1] == "pm" else lower, text).strip().removeprefix("+")
+        for upper, lower in (("+", "-"), ("-", "+"))
+    ]
 
 
 def _closed(text: str) -> bool:

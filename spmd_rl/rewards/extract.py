@@ -50,7 +50,9 @@ class Found:
     text: str | None
     """None: there is none."""
     place: str | None
-    """Which of PLACES it stands in; None as well for a response that is the answer and nothing else."""
+    """Which of PLACES it stands in; None for one in `<answer>` tags that is marked in no other way."""
+    joined: str | None = None
+    """Where the last box belongs together with those before it, `\\boxed{1} and \\boxed{2}`: all of them, with commas."""
 
     @property
     def stated(self) -> bool:
@@ -67,10 +69,10 @@ def find_answer(response: str, numeric: bool, places: tuple[str, ...] = PLACES) 
     """
     text, tagged = final_text(response)
     if "boxed" in places:
-        box, end = last_box(text)
+        box, joined, end = boxes(text)
         if box is not None:
             later = _final_statement(text[end:], numeric) if "answer is" in places else None
-            return Found(later, "answer is") if later else Found(box, "boxed")
+            return Found(later, "answer is") if later else Found(box, "boxed", joined)
     stated = _STATED.get(tuple(place for place in ("answer:", "answer is") if place in places))
     markers = list(stated.finditer(text)) if stated else []
     if markers:
@@ -90,16 +92,13 @@ def find_answer(response: str, numeric: bool, places: tuple[str, ...] = PLACES) 
 
 
 def last_boxed(text: str) -> str | None:
-    """Content of the last \\boxed{} (or \\fbox{}) that is closed and not empty; of nested ones the inner.
-
-    Boxes that an answer of several parts is spread over, `\\boxed{1} and \\boxed{2}`, are one, with commas.
-    """
-    return last_box(text)[0]
+    """Content of the last \\boxed{} (or \\fbox{}) that is closed and not empty; of nested ones the inner."""
+    return boxes(text)[0]
 
 
-def last_box(text: str) -> tuple[str | None, int]:
-    """last_boxed, and where it ends."""
-    boxes: list[tuple[int, int, str]] = []  # command, end, content
+def boxes(text: str) -> tuple[str | None, str | None, int]:
+    """The last box's content; all contents where an answer is spread over several boxes; where the last one ends."""
+    found: list[tuple[int, int, str]] = []  # where a command starts and ends, and its content
     opened: list[tuple[int, int] | None] = []  # where an open box and its content start, None for another brace
     for token in _BRACES.finditer(text):
         if token["box"]:
@@ -109,20 +108,20 @@ def last_box(text: str) -> tuple[str | None, int]:
         elif token[0] == "}" and opened:
             box = opened.pop()
             if box is not None and text[box[1] : token.start()].strip():
-                boxes.append((box[0], token.end(), text[box[1] : token.start()].strip()))
-    boxes.sort()
-    if not boxes:
+                found.append((box[0], token.end(), text[box[1] : token.start()].strip()))
+    if not found:
         bare = _BARE_BOX.findall(text)
-        return (tidy(bare[-1]) or None if bare else None), len(text)
-    start, end, content = boxes.pop()
-    contents = [content]
-    for box_start, box_end, content in reversed(boxes):
+        return (tidy(bare[-1]) or None if bare else None), None, len(text)
+    found.sort()
+    start, end, last = found.pop()
+    contents = [last]
+    for box_start, box_end, content in reversed(found):
         if box_end > start or not _LINK.fullmatch(_between(text[box_end:start])):
             break
         start = box_start
         if content != contents[-1]:
             contents.append(content)
-    return (tidy(contents[0]) if len(contents) == 1 else ", ".join(reversed(contents))), end
+    return tidy(last), (", ".join(reversed(contents)) if len(contents) > 1 else None), end
 
 
 def _between(text: str) -> str:

@@ -1,7 +1,7 @@
 """Is the response's final answer mathematically equal to the gold answer? The one grader of answers."""
 
 from spmd_rl.rewards.equal import equal, parse, parse_gold, prepare, verified
-from spmd_rl.rewards.extract import PLACES, THOUSANDS, find_answer, is_prose, last_boxed, tidy
+from spmd_rl.rewards.extract import PLACES, THOUSANDS, boxes, find_answer, is_prose, tidy
 from spmd_rl.rewards.grade import Grade, RewardSample
 from spmd_rl.rewards.numbers import plain_number, read_number, same_number
 
@@ -51,8 +51,9 @@ def _judge(gold: str, response: str, places: tuple[str, ...]) -> tuple[Grade, bo
     if not gold:
         raise ValueError("the gold answer is empty, so nothing can equal it; drop the row or give it an answer")
     number = plain_number(gold)
-    written = last_boxed(gold) if number is None and "\\boxed" in gold else None
-    gold = written or gold
+    if number is None and "boxed" in gold:
+        box, joined, _ = boxes(gold)
+        gold = joined or box or gold
     numeric = number is not None or read_number(gold) is not None
     found = find_answer(response, numeric, places)
     if found.text is None:
@@ -66,6 +67,8 @@ def _judge(gold: str, response: str, places: tuple[str, ...]) -> tuple[Grade, bo
         same = equal(gold, found.text)
     else:
         same = False
+    if not same and found.joined:
+        same = equal(gold, found.joined)
     if not same and not found.stated and not numeric:
         # The whole response, in which math-verify searches a formula.
         parsed = parse(found.text)

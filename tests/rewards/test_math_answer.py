@@ -10,7 +10,10 @@ from hypothesis import strategies as st
 
 from spmd_rl.rewards import math_answer as rule
 from spmd_rl.rewards.grade import RewardSample
-from spmd_rl.rewards.math_answer import is_correct, last_boxed, plain_number, same_number
+from spmd_rl.rewards.equal import delimited, parse, verified
+from spmd_rl.rewards.extract import last_boxed
+from spmd_rl.rewards.math_answer import is_correct
+from spmd_rl.rewards.numbers import plain_number, same_number
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -128,7 +131,7 @@ def test_the_quick_comparison_of_numbers_says_what_math_verify_says(a, b, same):
     if same:
         b = a.replace(",", "")
     quick = same_number(plain_number(a), plain_number(b))
-    assert quick == rule._equal(rule._parse(rule._delimited(a)), rule._parse(rule._delimited(b)))
+    assert quick == verified(parse(delimited(a)), parse(delimited(b)))
 
 
 @pytest.mark.parametrize(
