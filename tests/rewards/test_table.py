@@ -5,7 +5,7 @@ from spmd_rl.rewards.table import RULES, resolve
 
 
 def test_the_built_in_rules_go_by_their_names():
-    assert set(RULES) == {"math_answer", "format", "exact"}
+    assert {"math_answer", "format", "exact"} < set(RULES)
     assert all(resolve(name) is rule for name, rule in RULES.items())
 
 
