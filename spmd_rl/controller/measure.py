@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from spmd_rl.config.config import Config
 from spmd_rl.controller.ranks import Ranks
 from spmd_rl.data.tickets import Scored, Ticket
+from spmd_rl.rewards.table import labels
 
 CAUSES = ("correct", "wrong", "unparsed", "truncated", "timeout", "crash")
 
@@ -17,8 +18,8 @@ def sample_metrics(tickets: Sequence[Ticket], scored: dict[int, Scored], config:
     metrics = _spread("grpo/rewards", rewards)
     # The raw score is the weighted sum too: nothing is added to it before the advantage.
     metrics |= _spread("grpo/score", rewards)
-    for rule in config.reward.rules:
-        metrics[f"grpo/{rule}_rewards/mean"] = _mean([score.scores[rule] for score in scores])
+    for rule, label in labels(config.reward.rules).items():
+        metrics[f"grpo/{label}_rewards/mean"] = _mean([score.scores[rule] for score in scores])
     causes = Counter(score.cause for score in scores)
     metrics |= {f"reward/cause/{cause}": causes[cause] / max(len(scores), 1) for cause in CAUSES}
     metrics |= _spread("response_length", [ticket.response_tokens for ticket in tickets])

@@ -400,6 +400,9 @@ def prepare():
 
     # It warns that its time limits are off, which they are meant to be.
     logging.getLogger("math_verify").setLevel(logging.ERROR)
+    # Its patterns and its parser's tables are made when first used, which would be in every new grader process.
+    tried = [math_verify.parse(rf"\boxed{{{text}}}", parsing_timeout=None) for text in (r"\frac{x}{2}", "(1,2]", "x=1")]
+    math_verify.verify(tried[0], tried[2], timeout_seconds=None)
     return math_verify
 
 

@@ -47,6 +47,8 @@ def _check_repetition(ngram: int = 20) -> None:
 
 
 def _limit(rule: str, sample: RewardSample, limit_tokens: int) -> int:
+    if sample.response and not sample.tokens:
+        raise ValueError(f"{rule}: the sample does not say how many tokens its response has")
     limit = limit_tokens or sample.response_limit
     if limit <= 0:
         raise ValueError(f"{rule}: it is not known after how many tokens responses are cut off; give limit_tokens")

@@ -28,6 +28,9 @@ _PATIENCE_SECONDS = 0.5
 """A process that closed its end is about to end by itself, and how it did is worth this wait."""
 _ANSWER_SECONDS = 30.0
 """What forking a process may take; it takes milliseconds."""
+_REPLACING_FRACTION = 0.05
+"""Replacing a killed process is on the next sample's clock, up to this part of its time: hangs in a row cost a whole
+number of timeouts."""
 _LOOP_SECONDS = 1.0
 """Asynchronous rules are stopped by their own event loop; so much later it is taken to be stuck."""
 
@@ -118,6 +121,7 @@ class GraderPool:
         self._parent: _Parent | None = None
         self._lanes: list[_Lane] = []
         self._workers: list[_Worker] = []
+        self._spare: tuple[int, socket.socket] | None = None
         self._logged: set[tuple[str, str]] = set()
 
         self._wake_read, self._wake_write = os.pipe()
@@ -198,6 +202,8 @@ class GraderPool:
             self._start()
             while not self._closing:
                 self._hand_out()
+                if self._spare is None:  # it takes the place of the next one that is killed, at once
+                    self._spare = self._fork()
                 for key, events in self._selector.select(self._seconds_to_next_deadline()):
                     if key.data is None:
                         os.read(self._wake_read, 4096)
@@ -211,8 +217,12 @@ class GraderPool:
         finally:
             for worker in self._workers:
                 worker.close()
+            graders = [worker.process for worker in self._workers]
+            if self._spare is not None:
+                graders.append(self._spare[0])
+                self._spare[1].close()
             if self._parent is not None:
-                self._parent.close(worker.process for worker in self._workers)
+                self._parent.close(graders)
             self._selector.close()
             with self._changed:
                 self._changed.notify_all()
@@ -239,20 +249,28 @@ class GraderPool:
             self._changed.notify_all()
 
     def _start_worker(self, lane: _Lane) -> None:
+        process, connection = self._spare or self._fork()
+        self._spare = None
+        self._workers.append(_Worker(process, connection, lane, self._selector))
+
+    def _fork(self) -> tuple[int, socket.socket]:
         ours, theirs = socket.socketpair()
         try:
-            process = self._parent.fork(theirs)
+            return self._parent.fork(theirs), ours
         except BaseException:
             ours.close()
             raise
         finally:
             theirs.close()
-        self._workers.append(_Worker(process, ours, lane, self._selector))
 
     def _replace(self, worker: "_Worker") -> str:
         self._workers.remove(worker)
         worker.close()
-        ended = self._parent.end(worker.process, _PATIENCE_SECONDS if worker.ended else 0.0)
+        if worker.ended:
+            ended = self._parent.end(worker.process, _PATIENCE_SECONDS)
+        else:
+            ended = "was killed"
+            self._parent.kill(worker.process)
         self._start_worker(worker.lane)
         return ended
 
@@ -281,6 +299,9 @@ class GraderPool:
 
     def _send(self, worker: "_Worker", tasks: list[_Task]) -> None:
         deadline = self._deadline(worker.lane)
+        late = time.monotonic() - worker.due_since if worker.due_since else 0.0
+        deadline -= min(late, _REPLACING_FRACTION * self._timeout_seconds)
+        worker.due_since = None
         for task in tasks:
             worker.tasks[task.id] = (task, deadline)
         worker.send(Batch(worker.lane.left(tasks[0]), [t.id for t in tasks], [t.sample for t in tasks]))
@@ -349,8 +370,9 @@ class GraderPool:
             self._read(worker)  # the verdict may have come while this thread was kept waiting
             if time.monotonic() < worker.deadline or worker not in self._workers:
                 continue
-            tasks = [task for task, _ in worker.tasks.values()]
+            tasks, due = [task for task, _ in worker.tasks.values()], worker.deadline
             self._replace(worker)
+            self._workers[-1].due_since = due
             if len(tasks) > 1:
                 worker.lane.alone.extend(tasks)
                 continue
@@ -457,10 +479,16 @@ class _Parent:
         """Process id of a new grader that talks on `descriptor`."""
         return self._ask(b"f", 0, 0.0, [descriptor.fileno()])
 
+    def kill(self, process: int) -> None:
+        """Have a grader and everything that it started ended; doesn't wait until they are gone."""
+        kill_group(process)
+        try:
+            self._control.sendall(REQUEST.pack(b"k", process, 0.0))
+        except OSError as error:
+            raise RuntimeError(f"the graders' parent process does not answer: {error}") from error
+
     def end(self, process: int, patience_seconds: float) -> str:
-        """Have a grader and everything that it started ended; returns how it ended."""
-        if not patience_seconds:
-            kill_group(process)
+        """Wait so long for a grader to end by itself, then kill it; returns how it ended."""
         return _how_ended(self._ask(b"r", process, patience_seconds))
 
     def _ask(self, kind: bytes, process: int, seconds: float, descriptors: list[int] | None = None) -> int:
@@ -500,6 +528,8 @@ class _Worker:
         self.tasks: dict[int, tuple[_Task, float]] = {}
         """By sample: what it is working on and when that has to be done."""
         self.ended = False
+        self.due_since: float | None = None
+        """When the process that it replaces should have been done."""
         self._connection = connection
         connection.setblocking(False)
         self._selector = selector

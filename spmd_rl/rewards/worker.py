@@ -11,6 +11,7 @@ import ctypes
 import gc
 import os
 import resource
+import select
 import signal
 import socket
 import struct
@@ -66,7 +67,7 @@ class Verdict(msgspec.Struct, array_like=True):
 
 REQUEST = struct.Struct("<cqd")
 """b"f", 0, 0: fork a grader that talks on the descriptor sent along. b"r", process id, seconds: wait so long for it to
-end by itself, then kill it."""
+end by itself, then kill it. b"k", process id, 0: it was killed, see that it goes (no reply)."""
 REPLY = struct.Struct("<q")
 """Of a fork the process id; of the other the exit code, negative for a signal."""
 
@@ -95,7 +96,8 @@ def main() -> None:
         return
     gc.freeze()  # what is here is shared with the graders as long as nobody touches it
     control.sendall(frame(Ready(None, [is_async(rule) for rule in rules], [is_batched(rule) for rule in rules])))
-    while (request := _next_request(control)) is not None:
+    killed: set[int] = set()
+    while (request := _next_request(control, killed)) is not None:
         kind, process, seconds, descriptors = request
         if kind == b"f":
             process = os.fork()
@@ -103,11 +105,19 @@ def main() -> None:
                 _become_grader(control, descriptors[0], setup, rules)
             os.close(descriptors[0])
             control.sendall(REPLY.pack(process))
+        elif kind == b"k":
+            killed.add(process)
         else:
             control.sendall(REPLY.pack(_end(process, seconds)))
 
 
-def _next_request(control: socket.socket) -> tuple[bytes, int, float, list[int]] | None:
+def _next_request(control: socket.socket, killed: set[int]) -> tuple[bytes, int, float, list[int]] | None:
+    while killed:  # a process with much memory takes a while to go, for which nobody waits
+        if select.select([control], [], [], 0.02)[0]:
+            break
+        for process in list(killed):
+            if os.waitpid(process, os.WNOHANG)[0]:
+                killed.discard(process)
     data, descriptors, _, _ = socket.recv_fds(control, REQUEST.size, 1)
     while data and len(data) < REQUEST.size:
         data += control.recv(REQUEST.size - len(data))
