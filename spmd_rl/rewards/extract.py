@@ -35,8 +35,8 @@ _STATED = {
 }
 # After a box, only this strongest of statements counts, and only when a number or formula follows at once.
 _FINAL = re.compile(r"\bfinal answer\**\s*is\s*:?\s*", re.IGNORECASE)
-_BRACES = re.compile(r"(?P<box>\\+(?:boxed|fbox)\s*\{)|\\.|[{}]", re.DOTALL)
-_BARE_BOX = re.compile(r"\\+boxed\s+([^\s{}$]+)")
+_BRACES = re.compile(r"(?P<box>(?<!\\)\\+(?:boxed|fbox)\s*\{)|\\.|[{}]", re.DOTALL)
+_BARE_BOX = re.compile(r"(?<!\\)\\+boxed\s+([^\s{}$]+)")
 _BETWEEN = re.compile(r"\\[()\[\]]|\$|\\q?quad|\\[,;: ]|\\text\s*\{([^{}]*)\}")
 _LINK = re.compile(
     r"(?:[a-z]+ ?){0,2}(?:,|;|,? ?\b(?:and|or)\b|,)(?: ?[A-Za-z]\w*(?:_\{?\w+\}?)? ?=)?|[^\w=.]{0,9}", re.IGNORECASE
