@@ -1,7 +1,7 @@
 """How fast answers are graded, and what responses cost that make sympy hang.
 
-  python tools/bench_rewards.py --data ../shared/data/gsm8k/test.jsonl
-  python tools/bench_rewards.py --hanging 20 --of 1000 --workers 2 --timeout 2
+python tools/bench_rewards.py --data ../shared/data/gsm8k/test.jsonl
+python tools/bench_rewards.py --hanging 20 --of 1000 --workers 2 --timeout 2
 """
 
 import argparse
@@ -65,8 +65,8 @@ def hanging(golds: list[str], arguments: argparse.Namespace) -> None:
             seconds[hangs] = time.monotonic() - started
         causes = {cause: sum(s.cause == cause for s in scored) for cause in sorted({s.cause for s in scored})}
         print(f"{arguments.of} gradings, {hangs} of them hang: {seconds[hangs]:.2f} s, {causes}")
-    bound = arguments.hanging * arguments.timeout / arguments.workers + seconds[0]
-    print(f"bound: {arguments.hanging} x {arguments.timeout:g} s / {arguments.workers} + the time of the others = {bound:.2f} s")
+    bound = arguments.hanging * arguments.timeout / arguments.workers
+    print(f"{arguments.hanging} timeouts / {arguments.workers} processes: {bound:.2f} s, and the time of the others")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Score a run's stored samples again and show where the verdicts part.
 
-  python -m spmd_rl.rewards.audit runs/grpo                        the run's own rules, against the stored rewards
-  python -m spmd_rl.rewards.audit runs/grpo --rules acc 1          other rules, against the stored rewards
-  python -m spmd_rl.rewards.audit runs/grpo --rules acc 1 --against math_17k_acc 1    two sets of rules
+python -m spmd_rl.rewards.audit runs/grpo                        the run's own rules, against the stored rewards
+python -m spmd_rl.rewards.audit runs/grpo --rules acc 1          other rules, against the stored rewards
+python -m spmd_rl.rewards.audit runs/grpo --rules acc 1 --against math_17k_acc 1    two sets of rules
 """
 
 import argparse
@@ -37,7 +37,9 @@ class Stored:
 def main(arguments: list[str] | None = None) -> int:
     """Print the comparison; returns 0 when all verdicts agree, 1 when some don't, 2 for what can't be done."""
     parser = argparse.ArgumentParser(
-        prog="python -m spmd_rl.rewards.audit", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m spmd_rl.rewards.audit",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("run", type=Path, help="directory of the run: runs/<name>")
     parser.add_argument("--rules", nargs="+", metavar="RULE WEIGHT", help="instead of the run's own")

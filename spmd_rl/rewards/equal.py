@@ -151,8 +151,8 @@ def clean(text: str) -> str:
 
 def _exact(text: str) -> str:
     """Of `x = 1/3 \\approx 0.33` the exact side; of `x \\approx 11` the value."""
-    left, sign, right = (text, "", "") if not (m := _APPROXIMATELY.search(text)) else (
-        text[: m.start()], m[0], text[m.end() :]
+    left, sign, right = (
+        (text, "", "") if not (m := _APPROXIMATELY.search(text)) else (text[: m.start()], m[0], text[m.end() :])
     )
     if not sign:
         return text
@@ -363,10 +363,9 @@ def _both_signs(text: str) -> list[str]:
     """`3 \\pm 2` as two."""
     if not re.search(r"\\(?:pm|mp)(?![a-z])", text):
         return [text]
-    return [
-        re.sub(r"\\(pm|mp)(?![a-z])\s*", lambda m: upper if m[1] == "pm" else lower, text).strip().removeprefix("+")
-        for upper, lower in (("+", "-"), ("-", "+"))
-    ]
+    signs = ({"pm": "+", "mp": "-"}, {"pm": "-", "mp": "+"})
+    both = [re.sub(r"\\(pm|mp)(?![a-z])\s*", lambda m, sign=sign: sign[m[1]], text) for sign in signs]
+    return [one.strip().removeprefix("+") for one in both]
 
 
 def _closed(text: str) -> bool:

@@ -52,7 +52,7 @@ class Found:
     place: str | None
     """Which of PLACES it stands in; None for one in `<answer>` tags that is marked in no other way."""
     joined: str | None = None
-    """Where the last box belongs together with those before it, `\\boxed{1} and \\boxed{2}`: all of them, with commas."""
+    """Where the last box belongs with those before it, `\\boxed{1} and \\boxed{2}`: all of them, with commas."""
 
     @property
     def stated(self) -> bool:

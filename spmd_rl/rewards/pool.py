@@ -378,9 +378,7 @@ class GraderPool:
                 continue
             rule = worker.lane.left(tasks[0])[0]
             self._log_timeout(self._names[rule], tasks[0].id)
-            self._cut_short(
-                worker.lane, tasks[0], Verdict(tasks[0].id, rule, self._timeout_seconds, cause="timeout")
-            )
+            self._cut_short(worker.lane, tasks[0], Verdict(tasks[0].id, rule, self._timeout_seconds, cause="timeout"))
 
     def _log_timeout(self, name: str, sample: int) -> None:
         self._log_once(

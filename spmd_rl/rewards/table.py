@@ -72,7 +72,7 @@ def labels(names: Iterable[str]) -> dict[str, str]:
 def is_async(rule: Rule) -> bool:
     """It returns an awaitable."""
     function = rule.func if isinstance(rule, partial) else rule
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
 def is_batched(rule: Rule) -> bool:

@@ -1,7 +1,7 @@
 """Grader processes: read samples, write verdicts, and are killed when a rule takes too long.
 
-Started by pool.py as `python -m spmd_rl.rewards.worker PARENT_PID DESCRIPTOR`: a parent that imports the rules once, and
-forks a grader whenever it is asked to, so that one that was killed is replaced in milliseconds. It runs no rule itself.
+Started by pool.py as `python -m spmd_rl.rewards.worker PARENT_PID DESCRIPTOR`: a parent that imports the rules once,
+and forks a grader whenever it is asked to, so that one that was killed is replaced in milliseconds. It runs no rule itself.
 Messages are msgpack behind their length (4 bytes, little-endian). To the parent: a Setup, answered by a Ready; then
 REQUESTs, each answered by a REPLY. To a grader: Batches, answered by one Verdict a sample and rule.
 """
@@ -19,6 +19,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 
@@ -190,7 +191,7 @@ class _Grader:
                 if self.batched[rule]:
                     self._judge_batch(rule, batch.ids, samples)
                 else:
-                    self._write(self._judged(rule, batch.ids[0], lambda rule=rule: self.rules[rule](samples[0])))
+                    self._write(self._judged(rule, batch.ids[0], partial(self.rules[rule], samples[0])))
             request = _read_frame(self.descriptor)
             batch = self.batches.decode(request) if request else None
 

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spmd_rl.rewards import math_answer as rule
-from spmd_rl.rewards.grade import RewardSample
 from spmd_rl.rewards.equal import delimited, parse, verified
 from spmd_rl.rewards.extract import find_answer, last_boxed
+from spmd_rl.rewards.grade import RewardSample
 from spmd_rl.rewards.math_answer import is_correct
 from spmd_rl.rewards.numbers import plain_number, same_number
 
@@ -284,9 +284,10 @@ two | 2
 """
 
 
-@pytest.mark.parametrize("pair, same", [(pair, True) for pair in EQUAL.split("\n")[1:-1]] + [
-    (pair, False) for pair in DIFFERENT.split("\n")[1:-1]
-])
+@pytest.mark.parametrize(
+    "pair, same",
+    [(pair, True) for pair in EQUAL.split("\n")[1:-1]] + [(pair, False) for pair in DIFFERENT.split("\n")[1:-1]],
+)
 def test_answers_are_equal_by_what_they_mean(pair, same):
     gold, found = pair.split(" | ")
     assert is_correct(gold, f"\\boxed{{{found}}}").correct is same

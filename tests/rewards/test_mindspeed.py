@@ -42,7 +42,9 @@ def test_an_answer_rule_gives_its_own_values_by_the_one_grader(rule, response, s
     assert judge(rule, response) == (score, cause)
 
 
-@pytest.mark.parametrize("rule, score", [("acc", -1.0), ("acc_for_dapo", -1.0), ("math_17k_acc", 0.0), ("base_acc", 0.0)])
+@pytest.mark.parametrize(
+    "rule, score", [("acc", -1.0), ("acc_for_dapo", -1.0), ("math_17k_acc", 0.0), ("base_acc", 0.0)]
+)
 def test_a_cut_off_response_without_an_answer_is_truncated_and_scores_as_none(rule, score):
     assert judge(rule, "<think>Let me", finish_reason="length") == (score, "truncated")
 

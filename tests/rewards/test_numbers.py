@@ -33,7 +33,9 @@ def test_what_is_no_number_is_none(text):
     assert read_number(text) is None
 
 
-@pytest.mark.parametrize("text", ["28%", r"28\%", "28 percent", "28 pct", "28 percentage", "$28$ %", r"28\text{percent}"])
+@pytest.mark.parametrize(
+    "text", ["28%", r"28\%", "28 percent", "28 pct", "28 percentage", "$28$ %", r"28\text{percent}"]
+)
 def test_a_percent_sign_is_read_in_all_its_forms(text):
     number = read_number(text)
     assert number.value == 28 and number.percent
