@@ -63,9 +63,10 @@ def resolve(name: str) -> Rule:
 
 
 def labels(names: Iterable[str]) -> dict[str, str]:
-    """What to call rules in metrics: without their options, unless that would make two the same."""
+    """What to call rules in metrics: without path and options, unless that would make two the same."""
     names = list(names)
-    short = {name: m["rule"] if (m := _SPELLED.fullmatch(name)) else name for name in names}
+    bare = {name: m["rule"] if (m := _SPELLED.fullmatch(name)) else name for name in names}
+    short = {name: rule.rpartition(":")[2] for name, rule in bare.items()}
     return {name: short[name] if list(short.values()).count(short[name]) == 1 else name for name in names}
 
 

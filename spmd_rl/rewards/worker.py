@@ -1,7 +1,8 @@
 """Grader processes: read samples, write verdicts, and are killed when a rule takes too long.
 
 Started by pool.py as `python -m spmd_rl.rewards.worker PARENT_PID DESCRIPTOR`: a parent that imports the rules once,
-and forks a grader whenever it is asked to, so that one that was killed is replaced in milliseconds. It runs no rule itself.
+and forks a grader whenever it is asked to, so that one that was killed is replaced in milliseconds. It runs no rule
+itself.
 Messages are msgpack behind their length (4 bytes, little-endian). To the parent: a Setup, answered by a Ready; then
 REQUESTs, each answered by a REPLY. To a grader: Batches, answered by one Verdict a sample and rule.
 """

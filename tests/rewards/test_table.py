@@ -80,6 +80,7 @@ def test_an_option_that_cannot_be_is_named_before_anything_is_graded(name, reaso
 
 def test_metrics_call_a_rule_by_its_name_unless_two_have_the_same():
     assert labels(["acc", "overlong(buffer_tokens=5)"]) == {"acc": "acc", "overlong(buffer_tokens=5)": "overlong"}
+    assert labels(["a/b.py:f(x=1)", "acc"]) == {"a/b.py:f(x=1)": "f", "acc": "acc"}
     assert labels(["length", "length(limit_tokens=5)"]) == {n: n for n in ("length", "length(limit_tokens=5)")}
 
 
