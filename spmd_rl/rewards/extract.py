@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from spmd_rl.rewards.numbers import plain_number, read_number
+from spmd_rl.rewards.numbers import number_of, plain_number, read_number
 
 SEARCHED_CHARACTERS = 4000
 """The end of a response that is searched when it states no answer; math-verify's patterns are slow on long texts."""
@@ -24,10 +24,11 @@ _FORMULA = re.compile(
 THOUSANDS = re.compile(r",\\!\s*|\s?\{\s*,\s*\}(?:\\!)?\s*")
 # What stands between two dollar signs may be prose between two prices.
 _MATHEMATICAL = re.compile(r"[=^_]|\\[a-zA-Z]")
-_PROSE = re.compile(r"(?<![\\A-Za-z{])[A-Za-z]{3,}\s")
+_PROSE = re.compile(r"(?<![\\A-Za-z{])(?!and\s)[A-Za-z]{3,}\s")
+_ARITHMETIC = re.compile(r"[(\s]*-?[0-9.]+(?:[\s()]*[-+*/^][\s()]*[0-9.]+)+[\s)]*")
 _SUM_EQUALS = re.compile(r"[0-9\s.,+\-*/×÷x()$%\u2212]*=\s*")
 _COLON = r"\banswer\**\s*[:=：]|####|答案\s*[:：]"
-_IS = r"\banswer\**\s*is\b|答案\s*[是为]"
+_IS = r"\banswer\**\s*is\b|\bcorrect\s+(?:option|choice)\s+is\b|答案\s*[是为]"
 _STATED = {
     ("answer:",): re.compile(rf"(?:{_COLON})[\s:*]*", re.IGNORECASE),
     ("answer is",): re.compile(rf"(?:{_IS})[\s:*]*", re.IGNORECASE),
@@ -85,7 +86,7 @@ def find_answer(response: str, numeric: bool, places: tuple[str, ...] = PLACES) 
     if "final" not in places:
         return Found(None, None)
     end = text[-SEARCHED_CHARACTERS:].strip()
-    if numeric and read_number(tidy(end)):
+    if numeric and number_of(tidy(end)):
         return Found(tidy(end), None if tagged else "final")
     answer = pick(end, last=True) if numeric else end
     return Found(tidy(answer) if answer else None, None if tagged else "final")
@@ -174,7 +175,9 @@ def is_prose(text: str) -> bool:
 
 def _is_mathematics(formula: str) -> bool:
     inner = re.sub(r"^(\$\$|\\\[|\\\(|\$)|(\$\$|\\\]|\\\)|\$)$", "", formula).strip()
-    return plain_number(inner) is not None or bool(_MATHEMATICAL.search(inner) and not _PROSE.search(inner))
+    if plain_number(inner) is not None or (len(inner) < 100 and _ARITHMETIC.fullmatch(inner)):
+        return True
+    return bool(_MATHEMATICAL.search(inner) and not _PROSE.search(inner))
 
 
 def tidy(text: str) -> str:

@@ -112,6 +112,42 @@ def read_number(text: str) -> Value | None:
     return None
 
 
+_UNIT_TEXT = re.compile(
+    r"(?<=[0-9})\]%a-z])\s*(?:\\text\s*\{(?P<text>[^{}]*)\}|\{\s*\\rm\s+(?P<rm>[^{}]*)\})(?:\s*\^\s*(?:[0-9]|\{\s*-?[0-9]\s*\}))?$"
+)
+_UNIT_WORDS = re.compile(
+    r"(?<=[0-9})\]])(?P<gap>\s*)(?P<words>[A-Za-z][A-Za-z]+\.?(?:[\s/.-]+[A-Za-z]+\.?){0,4})(?:\s*\^\s*(?:[0-9]|\{[0-9]\}))?$"
+)
+_CURRENCY = re.compile(r"^\s*(?:\\?\$|[€£¥]|Rs\.?\s|USD\s|RMB\s)\s*|\s*(?:\\?\$|[€£¥])\s*$")
+_NO_UNITS = frozenset(
+    "pi sqrt sin cos tan cot sec csc log ln exp mod or and to by times plus minus over squared cubed factorial choose "
+    "infinity inf if is are not no than between from through until per hundred thousand million billion trillion "
+    "dozen half am pm".split()
+)
+
+
+def without_unit(text: str) -> str:
+    """`17\\text{ any text}`, `15\\text{ cm}^2`, `42 square feet`, `\\$10` without what is no part of the number."""
+    text = _CURRENCY.sub("", _CURRENCY.sub("", text)).strip()
+    if match := _UNIT_TEXT.search(text):
+        words = (match["text"] or match["rm"] or "").lower().split()
+        if words not in (["i"], ["e"]) and not _NO_UNITS & set(words):
+            return text[: match.start()].strip()
+    elif match := _UNIT_WORDS.search(text):
+        words = re.split(r"[\s/.-]+", match["words"].lower())
+        if not _NO_UNITS & set(words):
+            return text[: match.start()].strip()
+    return text
+
+
+def number_of(text: str) -> Value | None:
+    """The number that an answer is, its unit aside."""
+    value = read_number(text)
+    if value is None and len(text) < 200 and (bare := without_unit(text)) != text:
+        value = read_number(bare)
+    return value
+
+
 def same_number(a: Fraction, b: Fraction) -> bool:
     """Equal, or equal once rounded to DECIMALS digits where one of the two is no integer."""
     return a == b or (a.denominator * b.denominator != 1 and round(a, DECIMALS) == round(b, DECIMALS))
