@@ -174,8 +174,18 @@ def _start_graders(config: Config, prompt: Any) -> Any:
     from spmd_rl.rewards.grade import RewardSample
     from spmd_rl.rewards.pool import GraderPool
 
-    pool = GraderPool(config.reward.rules, config.reward.workers, config.reward.timeout_seconds)
-    pool.submit(0, RewardSample(prompt.text, prompt.answer, prompt.answer, "stop", prompt.row))
+    reward = config.reward
+    pool = GraderPool(reward.rules, reward.workers, reward.timeout_seconds, reward.memory_mib, reward.batch)
+    sample = RewardSample(
+        prompt=prompt.text,
+        response=prompt.answer,
+        answer=prompt.answer,
+        row=prompt.row,
+        prompt_ids=list(prompt.token_ids),
+        response_tokens=1,
+        response_limit=config.rollout.max_response_length,
+    )
+    pool.submit(0, sample)
     pool.collect(block=True)
     return pool
 

@@ -68,7 +68,7 @@ _RANGES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
         lambda value: value >= 1,
         "parallel.tensor parallel.context parallel.pipeline parallel.virtual parallel.expert parallel.expert_tensor "
         "rollout.tensor rollout.data rollout.max_response_length rollout.max_sequences "
-        "rollout.block_tokens reward.workers train.steps train.prompts_per_step train.minibatches "
+        "rollout.block_tokens reward.workers reward.batch train.steps train.prompts_per_step train.minibatches "
         "train.tokens_per_microbatch train.logprob_chunk_tokens data.max_prompt_length data.arithmetic.problems",
     ),
     (
@@ -76,7 +76,7 @@ _RANGES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
         lambda value: value >= 0,
         "rollout.top_k data.eval_problems data.arithmetic.min_operand algorithm.kl_coefficient algorithm.std_epsilon "
         "train.warmup_steps train.learning_rate train.min_learning_rate train.weight_decay train.clip_grad "
-        "rollout.canary_steps evaluation.every_steps run.seed",
+        "rollout.canary_steps reward.memory_mib evaluation.every_steps run.seed",
     ),
     ("-1 (all) or more", lambda value: value >= -1, "run.samples_logged"),
     (

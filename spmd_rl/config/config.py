@@ -213,11 +213,15 @@ class AlgorithmConfig:
 class RewardConfig:
     rules: dict[str, float] = field(default_factory=lambda: {"math_answer": 1.0})
     """Rule -> weight; a sample's reward is the weighted sum. A rule is a name that comes with spmd_rl, or
-    file.py:function, or package.module:function. On the command line: --reward.rules math_answer 1.0 format 0.1"""
+    file.py:function, or package.module:function, with options: --reward.rules acc 1 "overlong(buffer_tokens=512)" 1"""
     timeout_seconds: float = 10.0
     """A rule that takes longer for one sample is stopped; the sample's cause is then "timeout"."""
     workers: int = 1
-    """Grading processes per rank."""
+    """Grading processes per rank, for rules that take one sample; every other rule has one of its own."""
+    batch: int = 64
+    """Samples that a rule for lists of samples is given at most, or that an asynchronous one works on at once."""
+    memory_mib: int = 2048
+    """Memory of a grading process; a rule that needs more scores 0 with cause "crash". 0: no limit."""
 
 
 @dataclass(frozen=True)

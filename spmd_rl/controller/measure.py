@@ -8,6 +8,7 @@ from spmd_rl.controller.ranks import Ranks
 from spmd_rl.controller.run_log import RunLog
 from spmd_rl.data.samples import SAMPLES
 from spmd_rl.data.tickets import Scored, Ticket
+from spmd_rl.rewards.table import labels
 
 CAUSES = ("correct", "wrong", "unparsed", "truncated", "timeout", "crash")
 
@@ -19,8 +20,8 @@ def sample_metrics(tickets: Sequence[Ticket], scored: dict[int, Scored], config:
     metrics = _spread("grpo/rewards", rewards)
     # The raw score is the weighted sum too: nothing is added to it before the advantage.
     metrics |= _spread("grpo/score", rewards)
-    for rule in config.reward.rules:
-        metrics[f"grpo/{rule}_rewards/mean"] = _mean([score.scores[rule] for score in scores])
+    for rule, label in labels(config.reward.rules).items():
+        metrics[f"grpo/{label}_rewards/mean"] = _mean([score.scores[rule] for score in scores])
     causes = Counter(score.cause for score in scores)
     metrics |= {f"reward/cause/{cause}": causes[cause] / max(len(scores), 1) for cause in CAUSES}
     metrics |= _spread("response_length", [ticket.response_tokens for ticket in tickets])

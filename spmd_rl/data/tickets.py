@@ -37,4 +37,4 @@ class Scored:
     scores: dict[str, float]
     """Rule name -> unweighted score."""
     extracted: str | None = None
-    """The answer that the first rule to find one found; it stays on the rank that graded."""
+    """The answer that the rule which gave the cause found in the response; it stays on the rank that graded."""

@@ -211,6 +211,10 @@ class Worker:
                 answer=prompt.answer,
                 finish_reason=completion.finish_reason,
                 row=prompt.row,
+                prompt_ids=list(prompt.token_ids),
+                response_ids=completion.response.tolist(),
+                response_tokens=len(completion.response),
+                response_limit=self.config.rollout.max_response_length,
             ),
         )
 
