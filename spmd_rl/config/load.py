@@ -162,7 +162,8 @@ def _read_section(
             elif value is not None:  # a section whose every line is commented out reads as None
                 problems.append(f"{file}: {name} = {value!r}: expected a section with settings of its own")
         elif section := _named(hints[key]):
-            for label, inner in (value if isinstance(value, dict) else {"": value} if value is not None else {}).items():
+            labelled = value if isinstance(value, dict) else {} if value is None else {"": value}
+            for label, inner in labelled.items():
                 if isinstance(inner, dict) and inner and re.fullmatch(r"\w+", str(label)):
                     _read_section(section, inner, f"{name}.{label}.", file, values, problems)
                 else:

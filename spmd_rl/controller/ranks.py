@@ -15,6 +15,7 @@ PHASES = {
     "to_training": "reshard_to_train",
     "score": "old_log_p",
     "learn": "update",
+    "judge": "reward_model",
 }
 """What a verb's memory is called in the metrics; `start` is all that comes before the first verb."""
 
@@ -137,6 +138,28 @@ class Ranks:
             f"timing/{model}_{move}": max(answer[move] for answer in answers)
             for move in ("onload", "offload")
             if model == "reference"
+        }
+
+    @verb
+    def read(self, model: str) -> dict[int, tuple[int, int]]:
+        """Have a reward model's tokenizer read all samples.
+
+        Returns of each the tokens that it has in common with its prompt's other samples, and those after them.
+        """
+        return {sample: (shared, own) for answer in self._all("read", model=model) for sample, shared, own in answer}
+
+    @verb
+    def judge(self, model: str, plan: Plan) -> tuple[dict[int, float], dict[str, float]]:
+        """A reward model's scores, by id, of what it has read; and metrics."""
+        minibatch = plan.minibatches[0]
+        answers = self._all("judge", model=model, microbatches=minibatch.microbatches, share_prompts=plan.share_prompts)
+        scores = {sample: score for answer in answers for sample, score in answer["scores"]}
+        assert len(scores) == len(minibatch.ids), f"{len(scores)} scores of {len(minibatch.ids)} samples"
+        return scores, {
+            "bytes/reward_model/network": max(answer["network_bytes"] for answer in answers),
+            **{
+                f"timing/reward_model_{move}": max(answer[move] for answer in answers) for move in ("onload", "offload")
+            },
         }
 
     @verb

@@ -27,6 +27,8 @@ class Prompt:
     answer: str
     row: Row
     """All columns, for reward rules."""
+    messages: tuple[tokens.Message, ...] = ()
+    """The conversation that the template rendered; empty when there was none."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,8 @@ def load_prompts(config: Config, tokenizer: Any, split: str) -> Loaded:
             f"train.prompts_per_step = {config.train.prompts_per_step}: {source} gives only {len(kept)} prompts, so a "
             "step would ask the same prompt twice with the same seeds; lower it or bring more prompts"
         )
-    return Loaded([Prompt(i, tuple(ids[i]), _text(questions[i]), answers[i], rows[i]) for i in kept], notes)
+    said = {i: tuple(_conversation(questions[i], i, data, source)) if data.template == "chat" else () for i in kept}
+    return Loaded([Prompt(i, tuple(ids[i]), _text(questions[i]), answers[i], rows[i], said[i]) for i in kept], notes)
 
 
 def _made(config: Config, split: str, notes: list[str]) -> list[Row]:

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 import torch
 
+from spmd_rl.data.prompts import Prompt
 from spmd_rl.rollout.requests import Completion
 from spmd_rl.training.packing import TrainSample
 
@@ -16,12 +17,17 @@ class SampleStore:
         self.texts: dict[int, str] = {}
         self.answers: dict[int, str] = {}
         self.training: dict[int, TrainSample] = {}
+        self.prompts: dict[int, Prompt] = {}
+        self.read: dict[int, tuple[int, torch.Tensor]] = {}
+        """Sample -> its tokens as a reward model reads them [L], after so many that its prompt's samples share."""
 
     def forget(self) -> None:
         self.made.clear()
         self.texts.clear()
         self.answers.clear()
         self.training.clear()
+        self.prompts.clear()
+        self.read.clear()
 
 
 def to_wire(completions: Iterable[Completion]) -> torch.Tensor:
@@ -50,3 +56,22 @@ def from_wire(wire: torch.Tensor) -> list[TrainSample]:
             )
         )
     return samples
+
+
+def read_to_wire(read: Iterable[tuple[int, int, torch.Tensor]]) -> torch.Tensor:
+    """(sample, shared tokens, tokens) of each as one int32 tensor: id, shared, length, tokens."""
+    parts = [torch.empty(0, dtype=torch.int32)]
+    for sample, shared, tokens in read:
+        parts += [torch.tensor([sample, shared, len(tokens)], dtype=torch.int32), tokens.int()]
+    return torch.cat(parts)
+
+
+def read_from_wire(wire: torch.Tensor) -> list[tuple[int, int, torch.Tensor]]:
+    """What one sender has read."""
+    found = []
+    at = 0
+    while at < len(wire):
+        sample, shared, length = wire[at : at + 3].tolist()
+        found.append((sample, shared, wire[at + 3 : at + 3 + length].long()))
+        at += 3 + length
+    return found

@@ -1,7 +1,7 @@
 """Every verb, as every rank does it."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from spmd_rl.config.config import Config
 from spmd_rl.config.model_shape import ModelShape
 from spmd_rl.data.prompts import Prompt
+from spmd_rl.data.reading import Reader
 from spmd_rl.data.seeds import sample_seed
 from spmd_rl.data.tickets import Ticket
 from spmd_rl.data.tokens import decode
@@ -30,6 +31,7 @@ from spmd_rl.weights.export import export_hf
 from spmd_rl.weights.families import megatron_shard
 from spmd_rl.weights.load import load_shard
 from spmd_rl.worker.canary import TOLERANCE, Canary
+from spmd_rl.worker.judge import Judge
 from spmd_rl.worker.residency import Residency
 from spmd_rl.worker.sample_store import SampleStore, from_wire, to_wire
 
@@ -46,6 +48,7 @@ class Worker:
         prompts: dict[str, list[Prompt]],
         tokenizer: Any,
         pool: GraderPool,
+        readers: Mapping[str, Reader] | None = None,
     ):
         self.config, self.shape, self.platform, self.world = config, shape, platform, world
         self.prompts, self.tokenizer, self.pool = prompts, tokenizer, pool
@@ -57,6 +60,9 @@ class Worker:
         device = torch.device(platform.device_type, *([world.local_rank] if platform.device_type != "cpu" else []))
         self.shard = megatron_shard(shape, self.train_layout, world.rank)
         self.trainer = Trainer(config, shape, self.train_layout, self.place, device, self._load)
+        self.judges = {
+            name: Judge(config, name, reader, self.trainer, world) for name, reader in (readers or {}).items()
+        }
         self.engine = Engine(
             config.model.path,
             shape,
@@ -200,6 +206,7 @@ class Worker:
         self.store.made[completion.id] = completion
         self.store.texts[completion.id] = text
         self.store.answers[completion.id] = prompt.answer
+        self.store.prompts[completion.id] = prompt
         self.pool.submit(
             completion.id,
             RewardSample(
@@ -262,6 +269,14 @@ class Worker:
         if model == "reference":
             self.trainer.reference_on_device.offload()
         return {"onload": onloaded - started, "offload": time.perf_counter() - scored}
+
+    @verb
+    def read(self, model: str) -> list[tuple[int, int, int]]:
+        return self.judges[model].read(self.store)
+
+    @verb
+    def judge(self, model: str, microbatches: list[list[list[list[int]]]], share_prompts: bool) -> dict[str, Any]:
+        return self.judges[model].judge(self.store, microbatches, share_prompts)
 
     @verb
     def learn(
