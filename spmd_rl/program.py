@@ -104,6 +104,7 @@ def run(config: Config, shape: ModelShape, tell: Tell) -> None:
     from spmd_rl.worker.worker import Worker
 
     lines = applied + loaded.notes + notes(config, world.size)
+    lines += [f"reward model {name}: reads {reader.described()}" for name, reader in readers.items()]
     log = _start_log(config, world.size, lines) if world.rank == 0 else None
     try:
         worker = Worker(config, shape, platform, world, loaded.prompts, loaded.tokenizer, pool, readers)

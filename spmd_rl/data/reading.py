@@ -22,6 +22,17 @@ class Reader:
     tail: tuple[int, ...] = ()
     """What its chat template writes after a response: the end of the turn, and what follows that."""
 
+    def described(self) -> str:
+        """For the log: what it reads, and at which token it is asked for its score."""
+        if self.reads == "conversation":
+            return "the conversation in its own chat template and tokenizer, and scores at the last token"
+        tail = self.tokenizer.decode(list(self.tail))
+        return (
+            f"the policy's token ids, and scores at the last token of {tail!r} after the response"
+            if tail
+            else ("the policy's token ids, and scores at the response's last token")
+        )
+
     def read_all(
         self, prompts: Sequence[Prompt], responses: Sequence[Sequence[int]], texts: Sequence[str]
     ) -> list[list[int]]:
