@@ -93,7 +93,7 @@ def run(config: Config, shape: ModelShape, tell: Tell) -> None:
         model_options(config.model.path, shape, config.rollout.block_tokens, platform)
         _check_weights(config, shape)
         loaded = _read_prompts(config)
-        readers = _read_reward_models(config, loaded.tokenizer)
+        readers = _read_reward_models(config, loaded)
         pool = _start_graders(config, loaded.prompts["train"][0])
         from spmd_rl.distributed import world as worlds
 
@@ -171,7 +171,7 @@ def _read_prompts(config: Config) -> _Loaded:
     )
 
 
-def _read_reward_models(config: Config, tokenizer: Any) -> dict[str, Any]:
+def _read_reward_models(config: Config, loaded: _Loaded) -> dict[str, Any]:
     """How each reward model reads samples; a tokenizer or template that can't is found out now."""
     from spmd_rl.data.reading import make_reader
     from spmd_rl.data.tokens import load_tokenizer
@@ -180,8 +180,8 @@ def _read_reward_models(config: Config, tokenizer: Any) -> dict[str, Any]:
     for name, model in config.reward.models.items():
         with speaking_of(f"reward.models.{name}.path"):
             own = load_tokenizer(model.path, config.model.trust_remote_code)
-        vocabulary, chats = read_reward_shape(name, model).vocabulary, config.data.template == "chat"
-        readers[name] = make_reader(f"reward.models.{name}", model.reads, own, tokenizer, vocabulary, chats)
+        vocabulary, prompts = read_reward_shape(name, model).vocabulary, loaded.prompts["train"]
+        readers[name] = make_reader(f"reward.models.{name}", model.reads, own, loaded.tokenizer, vocabulary, prompts)
     return readers
 
 

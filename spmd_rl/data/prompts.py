@@ -96,7 +96,9 @@ def load_prompts(config: Config, tokenizer: Any, split: str) -> Loaded:
             "step would ask the same prompt twice with the same seeds; lower it or bring more prompts"
         )
     said = {i: tuple(_conversation(questions[i], i, data, source)) if data.template == "chat" else () for i in kept}
-    return Loaded([Prompt(i, tuple(ids[i]), _text(questions[i]), answers[i], rows[i], said[i]) for i in kept], notes)
+    return Loaded(
+        [Prompt(i, tuple(ids[i]), _text(questions[i]), answers[i], rows[i], messages=said[i]) for i in kept], notes
+    )
 
 
 def _made(config: Config, split: str, notes: list[str]) -> list[Row]:

@@ -9,6 +9,8 @@ from spmd_rl.data.prompts import Prompt
 
 _MARK = "spmdrlresponse"
 """Stands for a response; no template changes it."""
+_ASKED = 32
+"""About so many prompts show how all of them are spelled."""
 
 
 @dataclass(frozen=True)
@@ -70,17 +72,15 @@ def make_reader(
     own: Any,
     policy: Any,
     vocabulary: int,
-    policy_chats: bool,
+    prompts: Sequence[Prompt],
 ) -> Reader:
-    """How a reward model with the tokenizer `own` reads what the tokenizer `policy` wrote.
+    """How a reward model with the tokenizer `own` reads the `prompts` that the tokenizer `policy` made, and responses.
 
-    `knob`: the model's section, for messages; `policy_chats`: prompts are rendered with the policy's chat template.
-    Raises ValueError when it can't read it so.
+    `knob`: the model's section, for messages. Raises ValueError when it can't read them so.
     """
     same = tokens.same_tokens(own, policy)
-    alike = same and (own.chat_template == policy.chat_template if policy_chats else not own.chat_template)
     if reads == "auto":
-        reads = "tokens" if alike else "conversation"
+        reads = "tokens" if same and _spells_alike(own, prompts, knob) else "conversation"
     if reads == "tokens":
         if not same:
             raise ValueError(
@@ -95,6 +95,16 @@ def make_reader(
         )
     _tail(own, knob)  # a template that fails, fails now
     return Reader(reads, own, vocabulary)
+
+
+def _spells_alike(tokenizer: Any, prompts: Sequence[Prompt], knob: str) -> bool:
+    """Whether the chat template of a tokenizer makes the prompts' own token ids; asked of some prompts of all parts."""
+    some = prompts[:: max(1, len(prompts) // _ASKED)]
+    if not tokenizer.chat_template:
+        return not any(prompt.messages for prompt in some)
+    _tail(tokenizer, knob)  # a template that fails, fails with its own message
+    rendered = tokens.render_all(tokenizer, [messages_of(prompt) for prompt in some])
+    return all(list(prompt.token_ids) == ids for prompt, ids in zip(some, rendered, strict=True))
 
 
 def _tail(tokenizer: Any, knob: str) -> tuple[int, ...]:

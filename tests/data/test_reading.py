@@ -32,8 +32,9 @@ def asked(tokenizer, *messages):
     return Prompt(0, tuple(render(tokenizer, said)), said[-1]["content"], "", {}, tuple(said))
 
 
-def reader(own, policy, reads="auto", vocabulary=515, chats=True):
-    return make_reader(KNOB, reads, own, policy, vocabulary, chats)
+def reader(own, policy, reads="auto", vocabulary=515, prompts=None):
+    prompts = prompts or [asked(policy, ("user", text)) for text in ("Hi", "You")]
+    return make_reader(KNOB, reads, own, policy, vocabulary, prompts)
 
 
 def test_with_the_policys_tokenizer_and_template_the_ids_are_the_policys_own(tokenizers):
@@ -69,7 +70,7 @@ def test_another_tokenizer_or_template_reads_the_conversation_in_its_own(tokeniz
 def test_a_prompt_that_is_no_conversation_is_read_as_a_message_of_the_user(tokenizers):
     policy = tokenizers.policy
     prompt = Prompt(0, (7, 8), "Hi", "", {})
-    [ids] = reader(tokenizers.equal, policy, chats=False).read_all([prompt], [[9]], ["Hello"])
+    [ids] = reader(tokenizers.equal, policy, prompts=[prompt]).read_all([prompt], [[9]], ["Hello"])
     assert policy.decode(ids) == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello<|im_end|>\n"
 
 
@@ -77,9 +78,18 @@ def test_without_templates_on_either_side_ids_are_read_as_they_are(tokenizers, t
     make_tokenizer(tmp_path)
     bare = load_tokenizer(str(tmp_path))
     bare.chat_template = None
-    read = reader(bare, bare, chats=False)
+    prompt = Prompt(0, (7, 8), "Hi", "", {})
+    read = reader(bare, bare, prompts=[prompt])
     assert read.reads == "tokens"
-    assert read.read_all([Prompt(0, (7, 8), "Hi", "", {})], [[9]], ["x"]) == [[7, 8, 9]]
+    assert read.read_all([prompt], [[9]], ["x"]) == [[7, 8, 9]]
+
+
+def test_one_source_that_is_spelled_otherwise_has_all_read_as_conversations(tokenizers):
+    policy = tokenizers.policy
+    prompts = [asked(policy, ("user", str(i))) for i in range(500)]
+    assert reader(tokenizers.equal, policy, prompts=prompts).reads == "tokens"
+    otherwise = [Prompt(i, tuple(policy(f"Q: {i}")["input_ids"]), str(i), "", {}) for i in range(100)]
+    assert reader(tokenizers.equal, policy, prompts=prompts + otherwise).reads == "conversation"
 
 
 def test_ids_beyond_the_reward_models_vocabulary_are_nothing(tokenizers):
