@@ -5,6 +5,7 @@ import dataclasses
 import difflib
 import io
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -34,7 +35,7 @@ def load_config(argv: list[str]) -> Config:
     content = _read_yaml(Path(files[0]), problems) if files else {}
     values: dict[str, Any] = {}
     _read_section(Config, content or {}, "", files[0] if files else "", values, problems)
-    _name_sections(overrides, values, wants_help)
+    _name_sections(knobs(), overrides, values, wants_help)
     if wants_help:
         _tyro(["--help"], _build(Config, {"model.path": tyro.MISSING} | values))
     if content is not None and "model.path" not in values and "model.path" not in overrides:
@@ -75,21 +76,23 @@ def _named(kind: Any) -> type | None:
     return inner[1] if get_origin(kind) is dict and dataclasses.is_dataclass(inner[1]) else None
 
 
-def _knob(name: str) -> str:
+def _knob(name: str, known: Iterable[str]) -> str:
     """A setting's name as `knobs` knows it: with NAME where the user's own name of a section stands."""
-    for known in knobs():
-        before, named, after = known.partition(f".{NAME}.")
+    for knob in known:
+        before, named, after = knob.partition(f".{NAME}.")
         if named and re.fullmatch(rf"{re.escape(before)}\.\w+\.{re.escape(after)}", name):
-            return known
+            return knob
     return name
 
 
-def _name_sections(overrides: dict[str, list[str]], values: dict[str, Any], wants_help: bool) -> None:
+def _name_sections(
+    known: Iterable[str], overrides: dict[str, list[str]], values: dict[str, Any], wants_help: bool
+) -> None:
     """Have a section, empty as yet, for each name that only the command line knows; for help, one called NAME."""
     for name in overrides:
-        if _knob(name) != name:
+        if _knob(name, known) != name:
             values.setdefault(name.rpartition(".")[0] + ".", None)
-    for before in {known.partition(NAME)[0] for known in knobs() if NAME in known} if wants_help else ():
+    for before in {knob.partition(NAME)[0] for knob in known if NAME in knob} if wants_help else ():
         if not any(name.startswith(before) for name in values):
             values[f"{before}{NAME}."] = None
 
@@ -264,8 +267,9 @@ def _override(config: Config, overrides: dict[str, list[str]], problems: list[st
     known = knobs()
     accepted: dict[str, list[str]] = {}
     for name, words in overrides.items():
-        if _knob(name) in known:
-            accepted[name] = _spell_booleans(words) if known[_knob(name)] is bool else words
+        kind = known.get(_knob(name, known))
+        if kind is not None:
+            accepted[name] = _spell_booleans(words) if kind is bool else words
         else:
             problems.append(f"command line: {_unknown(name)}")
     try:
@@ -276,7 +280,7 @@ def _override(config: Config, overrides: dict[str, list[str]], problems: list[st
                 _tyro(_words(name, words), config)
             except SystemExit:
                 given = " ".join(overrides[name]) or "nothing"
-                problems.append(f"command line: {name} = {given}: expected {_describe(known[_knob(name)])}")
+                problems.append(f"command line: {name} = {given}: expected {_describe(known[_knob(name, known)])}")
         return config
 
 
