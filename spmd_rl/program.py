@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from spmd_rl.config.check import check, notes
+from spmd_rl.config.check_reward_models import read_reward_shape, speaking_of
 from spmd_rl.config.config import Config
 from spmd_rl.config.load import dump, load_config, load_dataset_config
 from spmd_rl.config.model_shape import ModelShape, read_model_shape
@@ -93,6 +94,7 @@ def run(config: Config, shape: ModelShape, tell: Tell) -> None:
         model_options(config.model.path, shape, config.rollout.block_tokens, platform)
         _check_weights(config, shape)
         loaded = _read_prompts(config)
+        readers = _read_reward_models(config, loaded)
         pool = _start_graders(config, loaded.prompts["train"][0])
         from spmd_rl.distributed import world as worlds
 
@@ -103,9 +105,10 @@ def run(config: Config, shape: ModelShape, tell: Tell) -> None:
     from spmd_rl.worker.worker import Worker
 
     lines = applied + loaded.notes + notes(config, world.size)
+    lines += [f"reward model {name}: reads {reader.described()}" for name, reader in readers.items()]
     log = _start_log(config, world.size, lines) if world.rank == 0 else None
     try:
-        worker = Worker(config, shape, platform, world, loaded.prompts, loaded.tokenizer, pool)
+        worker = Worker(config, shape, platform, world, loaded.prompts, loaded.tokenizer, pool, readers)
     except ValueError as error:
         _refuse(error)
     # All that exists now lives as long as the run; a full collection would look at it each time, for 0.1 s or more.
@@ -143,6 +146,9 @@ def _check_weights(config: Config, shape: ModelShape) -> None:
 
     for path in {config.model.path, config.model.reference_path or config.model.path}:
         check_headers(path, read_headers(path), shape)
+    for name, model in config.reward.models.items():
+        with speaking_of(f"reward.models.{name}.path"):
+            check_headers(model.path, read_headers(model.path), read_reward_shape(name, model))
 
 
 @dataclass
@@ -169,12 +175,29 @@ def _read_prompts(config: Config) -> _Loaded:
     )
 
 
+def _read_reward_models(config: Config, loaded: _Loaded) -> dict[str, Any]:
+    """How each reward model reads samples; a tokenizer or template that can't is found out now."""
+    from spmd_rl.data.reading import make_reader
+    from spmd_rl.data.tokens import load_tokenizer
+
+    readers = {}
+    for name, model in config.reward.models.items():
+        with speaking_of(f"reward.models.{name}.path"):
+            own = load_tokenizer(model.path, config.model.trust_remote_code)
+        vocabulary, prompts = read_reward_shape(name, model).vocabulary, loaded.prompts["train"]
+        readers[name] = make_reader(f"reward.models.{name}", model.reads, own, loaded.tokenizer, vocabulary, prompts)
+    return readers
+
+
 def _start_graders(config: Config, prompt: Any) -> Any:
     """The grader processes, tried on the first prompt's own answer: a rule that returns no number is found out now."""
     from spmd_rl.rewards.grade import RewardSample
+    from spmd_rl.rewards.no_rules import NoRules
     from spmd_rl.rewards.pool import GraderPool
 
     reward = config.reward
+    if not reward.rules:  # reward models alone decide
+        return NoRules()
     pool = GraderPool(reward.rules, reward.workers, reward.timeout_seconds, reward.memory_mib, reward.batch)
     sample = RewardSample(
         prompt=prompt.text,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from spmd_rl.config.check_model import model_problems
+from spmd_rl.config.check_reward_models import reward_model_problems
 from spmd_rl.config.config import Config, ConfigError, DataConfig
 from spmd_rl.config.load import load_dataset_config
 from spmd_rl.config.model_shape import ModelShape
@@ -30,7 +31,7 @@ def check(config: Config, world_size: int, model: ModelShape | None) -> list[str
     if min(sizes) >= 1:
         problems += _layout(config, world_size) + _batches(config, world_size)
         problems += model_problems(config, model) if model is not None else []
-    return problems + _refresh(config) + _data(config) + _files(config)
+    return problems + _refresh(config) + _data(config) + reward_model_problems(config) + _files(config)
 
 
 def notes(config: Config, world_size: int) -> list[str]:
@@ -252,7 +253,7 @@ def _data(config: Config) -> list[str]:
         for rule, weight in weights.items()
         if not math.isfinite(weight)
     ]
-    if not any(weights.values()):
+    if not any(weights.values()) and not any(model.weight for model in config.reward.models.values()):
         problems.append(
             f"reward.rules = {weights}: every reward would be 0; name a rule with a weight, such as math_answer 1.0"
         )

@@ -58,7 +58,7 @@ class DatasetConfig:
     query_column: str | None = None
     """Column with more of the prompt, put on a line after it where it is not empty (Alpaca's `input`)."""
     answer_column: str = "answer"
-    """Column of the answer that reward rules compare with."""
+    """Column of the answer that reward rules compare with. "": the rows have none, as where a reward model judges."""
     system_column: str | None = None
     """Column of a row's own system message, which goes before `system` where it is not empty."""
     extra_columns: tuple[str, ...] | None = None
@@ -91,7 +91,8 @@ class DataConfig:
     """Column of the prompt: a string, or a list of chat messages {role, content}; "a.b" is column b inside a. None:
     what the dataset's file says, else "prompt"."""
     answer_column: str | None = None
-    """Column of the answer that reward rules compare with. None: what the dataset's file says, else "answer"."""
+    """Column of the answer that reward rules compare with; "": there is none. None: what the dataset's file says, else
+    "answer"."""
     answer_pattern: str | None = None
     """Regular expression whose group 1, where it matches last, is the answer. None: what the dataset's file says."""
     system: str | None = None
@@ -210,6 +211,28 @@ class AlgorithmConfig:
 
 
 @dataclass(frozen=True)
+class RewardModelConfig:
+    path: str = ""
+    """Hugging Face directory of a ...ForSequenceClassification model: config.json, *.safetensors, tokenizer."""
+    weight: float = 1.0
+    """Of its normalised score in the reward, beside the rules. 0: the score is measured and earns nothing."""
+    label: int | None = None
+    """Which of the model's outputs is the score, counted from 0; needed where it has several."""
+    reads: Literal["auto", "tokens", "conversation"] = "auto"
+    """tokens: the policy's own token ids. conversation: messages and response in its own chat template and tokenizer.
+    auto: tokens where tokenizer and template are the policy's, else conversation."""
+    normalize: Literal["none", "group", "batch", "running"] = "none"
+    """Subtract the mean of the scores and divide by their standard deviation: within the samples of a prompt, within
+    a step, or over the run so far."""
+    clip: tuple[float, ...] = ()
+    """Lowest and highest normalised score; what is beyond counts as these. Empty: not clipped."""
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """Of its weights; the score itself is computed in float32. None: model.dtype."""
+    tokens_per_microbatch: int | None = None
+    """Tokens in one of its passes. None: train.tokens_per_microbatch. Scores do not depend on it."""
+
+
+@dataclass(frozen=True)
 class RewardConfig:
     rules: dict[str, float] = field(default_factory=lambda: {"math_answer": 1.0})
     """Rule -> weight; a sample's reward is the weighted sum. A rule is a name that comes with spmd_rl, or
@@ -222,6 +245,9 @@ class RewardConfig:
     """Samples that a rule for lists of samples is given at most, or that an asynchronous one works on at once."""
     memory_mib: int = 2048
     """Memory of a grading process; a rule that needs more scores 0 with cause "crash". 0: no limit."""
+    models: dict[str, RewardModelConfig] = field(default_factory=dict)
+    """Name -> a reward model that scores the samples too, on the ranks that train. NAME is any word of yours:
+    --reward.models.helpful.path DIR"""
 
 
 @dataclass(frozen=True)

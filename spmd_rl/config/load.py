@@ -5,6 +5,7 @@ import dataclasses
 import difflib
 import io
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -19,6 +20,8 @@ Every setting below can stand in a YAML file, section by section, and on the com
 
   --config FILE   the YAML file; without it the defaults below hold
 """
+NAME = "NAME"
+"""Stands in a setting's name for a name of the user's own: of one of several sections of the same kind."""
 
 
 def load_config(argv: list[str]) -> Config:
@@ -32,6 +35,7 @@ def load_config(argv: list[str]) -> Config:
     content = _read_yaml(Path(files[0]), problems) if files else {}
     values: dict[str, Any] = {}
     _read_section(Config, content or {}, "", files[0] if files else "", values, problems)
+    _name_sections(knobs(), overrides, values, wants_help)
     if wants_help:
         _tyro(["--help"], _build(Config, {"model.path": tyro.MISSING} | values))
     if content is not None and "model.path" not in values and "model.path" not in overrides:
@@ -104,9 +108,38 @@ def knobs(kind: type = Config, prefix: str = "") -> dict[str, Any]:
     for name, inner in get_type_hints(kind).items():
         if dataclasses.is_dataclass(inner):
             found |= knobs(inner, f"{prefix}{name}.")
+        elif section := _named(inner):
+            found |= knobs(section, f"{prefix}{name}.{NAME}.")
         else:
             found[prefix + name] = inner
     return found
+
+
+def _named(kind: Any) -> type | None:
+    """The kind of section that a field holds several of, each under a name: dict[str, Section]."""
+    inner = get_args(kind)
+    return inner[1] if get_origin(kind) is dict and dataclasses.is_dataclass(inner[1]) else None
+
+
+def _knob(name: str, known: Iterable[str]) -> str:
+    """A setting's name as `knobs` knows it: with NAME where the user's own name of a section stands."""
+    for knob in known:
+        before, named, after = knob.partition(f".{NAME}.")
+        if named and re.fullmatch(rf"{re.escape(before)}\.\w+\.{re.escape(after)}", name):
+            return knob
+    return name
+
+
+def _name_sections(
+    known: Iterable[str], overrides: dict[str, list[str]], values: dict[str, Any], wants_help: bool
+) -> None:
+    """Have a section, empty as yet, for each name that only the command line knows; for help, one called NAME."""
+    for name in overrides:
+        if _knob(name, known) != name:
+            values.setdefault(name.rpartition(".")[0] + ".", None)
+    for before in {knob.partition(NAME)[0] for knob in known if NAME in knob} if wants_help else ():
+        if not any(name.startswith(before) for name in values):
+            values[f"{before}{NAME}."] = None
 
 
 def _build(kind: type, values: dict[str, Any], prefix: str = "") -> Any:
@@ -115,6 +148,10 @@ def _build(kind: type, values: dict[str, Any], prefix: str = "") -> Any:
     for name, inner in get_type_hints(kind).items():
         if dataclasses.is_dataclass(inner):
             arguments[name] = _build(inner, values, f"{prefix}{name}.")
+        elif section := _named(inner):
+            start = f"{prefix}{name}."
+            labels = dict.fromkeys(n.removeprefix(start).partition(".")[0] for n in values if n.startswith(start))
+            arguments[name] = {label: _build(section, values, f"{start}{label}.") for label in labels}
         elif prefix + name in values:
             arguments[name] = values[prefix + name]
     return kind(**arguments)
@@ -174,6 +211,15 @@ def _read_section(
                 _read_section(hints[key], value, f"{name}.", file, values, problems)
             elif value is not None:  # a section whose every line is commented out reads as None
                 problems.append(f"{file}: {name} = {value!r}: expected a section with settings of its own")
+        elif section := _named(hints[key]):
+            labelled = value if isinstance(value, dict) else {} if value is None else {"": value}
+            for label, inner in labelled.items():
+                if isinstance(inner, dict) and inner and re.fullmatch(r"\w+", str(label)):
+                    _read_section(section, inner, f"{name}.{label}.", file, values, problems)
+                else:
+                    problems.append(
+                        f"{file}: {name} = {value!r}: expected names (of letters, digits and _), each with settings"
+                    )
         else:
             try:
                 values[name] = _convert(hints[key], value)
@@ -270,8 +316,9 @@ def _override(config: Config, overrides: dict[str, list[str]], problems: list[st
     known = knobs()
     accepted: dict[str, list[str]] = {}
     for name, words in overrides.items():
-        if name in known:
-            accepted[name] = _spell_booleans(words) if known[name] in (bool, bool | None) else words
+        kind = known.get(_knob(name, known))
+        if kind is not None:
+            accepted[name] = _spell_booleans(words) if kind in (bool, bool | None) else words
         else:
             problems.append(f"command line: {_unknown(name)}")
     try:
@@ -282,7 +329,7 @@ def _override(config: Config, overrides: dict[str, list[str]], problems: list[st
                 _tyro(_words(name, words), config)
             except SystemExit:
                 given = " ".join(overrides[name]) or "nothing"
-                problems.append(f"command line: {name} = {given}: expected {_describe(known[name])}")
+                problems.append(f"command line: {name} = {given}: expected {_describe(known[_knob(name, known)])}")
         return config
 
 

@@ -7,7 +7,7 @@ from spmd_rl.config.config import Config
 from spmd_rl.controller.ranks import Ranks
 from spmd_rl.controller.run_log import RunLog
 from spmd_rl.data.samples import SAMPLES
-from spmd_rl.data.tickets import Scored, Ticket
+from spmd_rl.data.tickets import UNJUDGED, Scored, Ticket
 from spmd_rl.rewards.table import labels
 
 CAUSES = ("correct", "wrong", "unparsed", "truncated", "timeout", "crash")
@@ -18,15 +18,22 @@ def sample_metrics(tickets: Sequence[Ticket], scored: dict[int, Scored], config:
     scores = [scored[ticket.id] for ticket in tickets]
     rewards = [score.reward for score in scores]
     metrics = _spread("grpo/rewards", rewards)
-    # The raw score is the weighted sum too: nothing is added to it before the advantage.
-    metrics |= _spread("grpo/score", rewards)
-    for rule, label in labels(config.reward.rules).items():
-        metrics[f"grpo/{label}_rewards/mean"] = _mean([score.scores[rule] for score in scores])
-    causes = Counter(score.cause for score in scores)
-    metrics |= {f"reward/cause/{cause}": causes[cause] / max(len(scores), 1) for cause in CAUSES}
+    # The raw score is the weighted sum too; only the scores of reward models may be normalised before they enter it.
+    metrics |= _spread("grpo/score", [_raw(score, config) for score in scores] if config.reward.models else rewards)
+    for name, label in (labels(config.reward.rules) | {name: name for name in config.reward.models}).items():
+        metrics[f"grpo/{label}_rewards/mean"] = _mean([score.scores[name] for score in scores])
+    if config.reward.rules:
+        causes = Counter(score.cause for score in scores)
+        metrics |= {f"reward/cause/{cause}": causes[cause] / max(len(scores), 1) for cause in CAUSES}
     metrics |= _spread("response_length", [ticket.response_tokens for ticket in tickets])
     metrics |= _spread("prompt_length", [ticket.prompt_tokens for ticket in tickets])
     return metrics
+
+
+def judged_correct(tickets: Sequence[Ticket], scored: dict[int, Scored]) -> list[bool]:
+    """Whether each sample is correct; empty when no rule has judged any."""
+    causes = [scored[ticket.id].cause for ticket in tickets]
+    return [] if set(causes) <= {UNJUDGED} else [cause == "correct" for cause in causes]
 
 
 def evaluate(ranks: Ranks, problems: int, benchmark: str, step: int) -> dict[str, float]:
@@ -37,10 +44,14 @@ def evaluate(ranks: Ranks, problems: int, benchmark: str, step: int) -> dict[str
         tickets, _ = ranks.generate("eval", range(problems), step, samples_per_prompt=1, greedy=True)
     scored, _ = ranks.rewards()
     ranks.forget()
-    causes = Counter(scored[ticket.id].cause for ticket in tickets)
-    return {
+    causes = Counter(score.cause for score in scored.values())
+    accuracy = {
         f"eval/{benchmark}/accuracy": causes["correct"] / len(tickets),
         f"eval/{benchmark}/unparsed_fraction": causes["unparsed"] / len(tickets),
+    }
+    return {
+        # Without rules, which alone judge answers, there is none.
+        **(accuracy if scored else {}),
         f"eval/{benchmark}/truncated_fraction": sum(t.finish_reason == "length" for t in tickets) / len(tickets),
         f"eval/{benchmark}/response_length_mean": _mean([ticket.response_tokens for ticket in tickets]),
     }
@@ -56,6 +67,11 @@ def keep_conversations(ranks: Ranks, log: RunLog, tickets: Sequence[Ticket], ste
     elif count:
         stride = max(1, len(tickets) // count)
         log.samples(step, ranks.conversations([ticket.id for ticket in tickets[::stride][:count]], step))
+
+
+def _raw(score: Scored, config: Config) -> float:
+    weights = config.reward.rules | {name: model.weight for name, model in config.reward.models.items()}
+    return sum(weights[name] * value for name, value in score.scores.items())
 
 
 def _mean(values: Sequence[float]) -> float:

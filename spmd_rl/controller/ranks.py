@@ -1,7 +1,8 @@
 """Every verb, as rank 0 tells it."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict
 from typing import Any, Protocol
 
 from spmd_rl.controller.planner import Plan
@@ -15,6 +16,7 @@ PHASES = {
     "to_training": "reshard_to_train",
     "score": "old_log_p",
     "learn": "update",
+    "judge": "reward_model",
 }
 """What a verb's memory is called in the metrics; `start` is all that comes before the first verb."""
 
@@ -140,6 +142,28 @@ class Ranks:
         }
 
     @verb
+    def read(self, model: str) -> dict[int, tuple[int, int]]:
+        """Have a reward model's tokenizer read all samples.
+
+        Returns of each the tokens that it has in common with its prompt's other samples, and those after them.
+        """
+        return {sample: (shared, own) for answer in self._all("read", model=model) for sample, shared, own in answer}
+
+    @verb
+    def judge(self, model: str, plan: Plan) -> tuple[dict[int, float], dict[str, float]]:
+        """A reward model's scores, by id, of what it has read; and metrics."""
+        minibatch = plan.minibatches[0]
+        answers = self._all("judge", model=model, microbatches=minibatch.microbatches, share_prompts=plan.share_prompts)
+        scores = {sample: score for answer in answers for sample, score in answer["scores"]}
+        assert len(scores) == len(minibatch.ids), f"{len(scores)} scores of {len(minibatch.ids)} samples"
+        return scores, {
+            "bytes/reward_model/network": max(answer["network_bytes"] for answer in answers),
+            **{
+                f"timing/reward_model_{move}": max(answer[move] for answer in answers) for move in ("onload", "offload")
+            },
+        }
+
+    @verb
     def learn(
         self,
         minibatch: int,
@@ -191,6 +215,11 @@ class Ranks:
     def export_hf(self, directory: str) -> None:
         """Write the policy as a Hugging Face directory."""
         self._all("export_hf", directory=directory)
+
+    @verb
+    def keep_rewards(self, scored: Mapping[int, Scored]) -> None:
+        """Tell the ranks what their samples earned in the end, for those who write them down."""
+        self._all("keep_rewards", scored=[asdict(one) for one in scored.values()])
 
     @verb
     def costs(self) -> dict[str, float]:

@@ -34,6 +34,8 @@ class Prompt:
     """All columns that are kept, for reward rules."""
     source: str = ""
     """Name of the dataset it is from."""
+    messages: tuple[tokens.Message, ...] = ()
+    """The conversation that the template rendered; empty when there was none."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,7 @@ def load_dataset(
     kept = [(question, one.token_ids) for question, one in select(data, questions, encoded, reading)][:limit]
     name = dataset.name or dataset.source
     return Loaded(
-        [Prompt(q.index, tuple(found), q.text, q.answer, q.row, name) for q, found in kept],
+        [Prompt(q.index, tuple(found), q.text, q.answer, q.row, name, _messages(q)) for q, found in kept],
         reading.all_notes(),
         ((len(kept), 1.0),),
     )
@@ -201,3 +203,7 @@ def select(
         raise ValueError(f"{reading.source}: none of its rows can be used: {'; '.join(reading.bad.examples)}")
     lengths = [(question, len(usable[question.index].token_ids), usable[question.index].cut) for question in kept]
     return [(question, usable[question.index]) for question in without_overlong(data, lengths, reading)]
+
+
+def _messages(question: Question) -> tuple[tokens.Message, ...]:
+    return tuple(question.content) if isinstance(question.content, list) else ()

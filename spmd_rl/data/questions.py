@@ -93,6 +93,8 @@ def read_questions(
         )
     if not questions:
         raise ValueError(f"{dataset.source}: none of its rows can be used: {'; '.join(reading.bad.examples)}")
+    if not columns.dataset.answer_column:
+        return questions, reading
     return _without_empty_answers(columns, data, questions, reading), reading
 
 
@@ -145,7 +147,7 @@ class _Columns:
         used = (
             dataset.prompt_column,
             dataset.query_column,
-            dataset.answer_column,
+            dataset.answer_column or None,
             dataset.system_column,
             dataset.deduplicate,
         )
@@ -223,6 +225,8 @@ class _Columns:
 
     def _answer(self, one: Located) -> str:
         column = self.dataset.answer_column
+        if not column:
+            return ""
         value = self.value(one, "data.answer_column", column)
         if value is None or (isinstance(value, float) and math.isnan(value)):
             return ""

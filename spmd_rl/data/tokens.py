@@ -80,6 +80,25 @@ def encode_rendered(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
     return tokenizer(list(texts), add_special_tokens=False)["input_ids"] if texts else []
 
 
+def render_finished(tokenizer: Any, conversations: Sequence[Sequence[Message]]) -> list[list[int]]:
+    """The chat template's token ids of conversations that end with the assistant's answer."""
+    texts = render_finished_text(tokenizer, conversations) if conversations else []
+    return tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else []
+
+
+def render_finished_text(tokenizer: Any, conversations: Sequence[Sequence[Message]]) -> list[str]:
+    """What the chat template makes of conversations that end with the assistant's answer, as text."""
+    return tokenizer.apply_chat_template(list(conversations), tokenize=False, add_generation_prompt=False)
+
+
+def same_tokens(one: Any, other: Any) -> bool:
+    """Whether two tokenizers give every text the same ids."""
+    backends = [getattr(tokenizer, "backend_tokenizer", None) for tokenizer in (one, other)]
+    if None in backends:
+        return type(one) is type(other) and one.get_vocab() == other.get_vocab()
+    return backends[0].to_str() == backends[1].to_str()
+
+
 def encode_all(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
     """Token ids of plain texts, with the tokens that the tokenizer itself puts around a text (such as BOS)."""
     return tokenizer(list(texts))["input_ids"] if texts else []

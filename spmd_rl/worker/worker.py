@@ -1,7 +1,7 @@
 """Every verb, as every rank does it."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -11,9 +11,10 @@ import torch
 from spmd_rl.config.config import Config
 from spmd_rl.config.model_shape import ModelShape
 from spmd_rl.data.prompts import Prompt
+from spmd_rl.data.reading import Reader
 from spmd_rl.data.samples import conversation, samples_file, write_samples
 from spmd_rl.data.seeds import sample_seed
-from spmd_rl.data.tickets import Ticket
+from spmd_rl.data.tickets import Scored, Ticket
 from spmd_rl.data.tokens import decode
 from spmd_rl.distributed.commands import Commands
 from spmd_rl.distributed.exchange import exchange
@@ -32,6 +33,7 @@ from spmd_rl.weights.export import export_hf
 from spmd_rl.weights.families import megatron_shard
 from spmd_rl.weights.load import load_shard
 from spmd_rl.worker.canary import TOLERANCE, Canary
+from spmd_rl.worker.judge import Judge
 from spmd_rl.worker.residency import Residency
 from spmd_rl.worker.sample_store import SampleStore, from_wire, to_wire
 
@@ -48,6 +50,7 @@ class Worker:
         prompts: dict[str, list[Prompt]],
         tokenizer: Any,
         pool: GraderPool,
+        readers: Mapping[str, Reader] | None = None,
     ):
         self.config, self.shape, self.platform, self.world = config, shape, platform, world
         self.prompts, self.tokenizer, self.pool = prompts, tokenizer, pool
@@ -59,6 +62,9 @@ class Worker:
         device = torch.device(platform.device_type, *([world.local_rank] if platform.device_type != "cpu" else []))
         self.shard = megatron_shard(shape, self.train_layout, world.rank)
         self.trainer = Trainer(config, shape, self.train_layout, self.place, device, self._load)
+        self.judges = {
+            name: Judge(config, name, reader, self.trainer, world) for name, reader in (readers or {}).items()
+        }
         self.engine = Engine(
             config.model.path,
             shape,
@@ -273,6 +279,14 @@ class Worker:
         return {"onload": onloaded - started, "offload": time.perf_counter() - scored}
 
     @verb
+    def read(self, model: str) -> list[tuple[int, int, int]]:
+        return self.judges[model].read(self.store)
+
+    @verb
+    def judge(self, model: str, microbatches: list[list[list[list[int]]]], share_prompts: bool) -> dict[str, Any]:
+        return self.judges[model].judge(self.store, microbatches, share_prompts)
+
+    @verb
     def learn(
         self, minibatch: int, ids: list[int], advantages: list[float], weights: list[float], learning_rate: float
     ) -> dict[str, Any]:
@@ -326,6 +340,14 @@ class Worker:
             self.world.rank,
             control=self.world.payload,
         )
+
+    @verb
+    def keep_rewards(self, scored: list[dict[str, Any]]) -> None:
+        for one in scored:
+            sample = one["id"]
+            if sample in self.store.made:
+                held = self.store.scored.get(sample)
+                self.store.scored[sample] = Scored(**one | {"extracted": held.extracted if held else None})
 
     @verb
     def costs(self) -> dict[str, int]:

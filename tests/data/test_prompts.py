@@ -188,3 +188,8 @@ def test_made_problems_are_noted_where_the_operands_allow_fewer_than_asked():
 def test_made_problems_need_no_named_columns():
     data = DataConfig(prompt_column="question", answer_column="solution")
     assert len(load_prompts(Config(ModelConfig("m"), data), Tokenizer(), "train").prompts) == 2000
+
+
+def test_rows_without_an_answer_are_prompts_where_no_answer_is_asked_for(load):
+    asked = load([{"prompt": "1+1"}, {"prompt": "two"}], answer_column="")
+    assert [(prompt.text, prompt.answer) for prompt in asked.prompts] == [("1+1", ""), ("two", "")]
