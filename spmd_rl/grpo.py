@@ -7,35 +7,38 @@ from spmd_rl.algorithms.curation import group_fractions, teaching_samples
 from spmd_rl.algorithms.reduce import token_weights
 from spmd_rl.algorithms.schedule import learning_rate
 from spmd_rl.config.config import Config
-from spmd_rl.controller.measure import evaluate, keep_conversations, sample_metrics
+from spmd_rl.controller.measure import evaluate, judged_correct, keep_conversations, sample_metrics
 from spmd_rl.controller.planner import plan_microbatches
 from spmd_rl.controller.ranks import Ranks
+from spmd_rl.controller.reward_models import RewardModels
 from spmd_rl.controller.run_log import RunLog
-from spmd_rl.data.prompts import PromptOrder
+from spmd_rl.data.sampling import Sampling
 from spmd_rl.program import Story, main
 
 
 def run_grpo(config: Config, ranks: Ranks, story: Story, log: RunLog) -> None:
     """Group Relative Policy Optimization, as rank 0 tells it (https://arxiv.org/abs/2402.03300)."""
-    train, algorithm = config.train, config.algorithm
-    order = PromptOrder(story.train_prompts, config.run.seed, config.data.shuffle)
+    train, algorithm, sampling = config.train, config.algorithm, Sampling.of(config.rollout)
+    reward_models = RewardModels(config, story.data_parallel, story.share_prompts)
     for step in range(train.steps):
         if step == 0 and config.evaluation.before or step and due(step, config.evaluation.every_steps):
             with log.timed("evaluation"):
-                log.evaluation(step, evaluate(ranks, story.eval_prompts, story.benchmark, step))
+                log.evaluation(step, evaluate(ranks, story.benchmarks, config, step, log))
         with log.step(step + 1) as timed:
-            rows = order.take(step, train.prompts_per_step)
+            rows = story.order.take(step * train.prompts_per_step, train.prompts_per_step)
             # Weights are refreshed on entry; vLLM holds the device inside.
             canary = due(step, config.rollout.canary_steps)
             with ranks.rollout_mode(timed, canary) as moved, timed("rollout"):
-                samples, rollout = ranks.generate("train", rows, step, algorithm.samples_per_prompt, greedy=False)
+                samples, rollout = ranks.generate("train", rows, step, algorithm.samples_per_prompt, sampling)
             # Rule rewards were computed as sequences finished.
             scored, grading = ranks.rewards()
+            # Reward models, if there are any, score beside the rules.
+            scored, judging = reward_models.score(ranks, samples, scored, timed)
 
             with timed("adv"):
                 groups = [sample.prompt for sample in samples]
                 rewards = [scored[sample.id].reward for sample in samples]
-                correct = [scored[sample.id].cause == "correct" for sample in samples]
+                correct = judged_correct(samples, scored)
                 advantages = group_advantages(groups, rewards, algorithm.normalize_std, algorithm.std_epsilon)
                 advantage_of = {sample.id: advantage for sample, advantage in zip(samples, advantages, strict=True)}
                 kept = samples
@@ -64,14 +67,15 @@ def run_grpo(config: Config, ranks: Ranks, story: Story, log: RunLog) -> None:
                     advantages = [advantage_of[i] for i in minibatch.ids]
                     log.learning(ranks.learn(index, minibatch.ids, advantages, weights, rate))
 
-            log.add_all({"grpo/lr": rate} | moved | rollout | grading | sample_metrics(samples, scored, config))
+            log.add_all({"grpo/lr": rate} | moved | rollout | grading | judging)
+            log.add_all(sample_metrics(samples, scored, config))
             log.add_all(group_fractions(groups, rewards, correct, algorithm.drop_uniform_groups))
             keep_conversations(ranks, log, samples, step + 1, config.run.samples_logged)
             log.add_all(ranks.costs())
             ranks.forget()
     if config.evaluation.after:
         with log.timed("evaluation"):
-            log.evaluation(train.steps, evaluate(ranks, story.eval_prompts, story.benchmark, train.steps))
+            log.evaluation(train.steps, evaluate(ranks, story.benchmarks, config, train.steps, log))
     if config.run.export_hf:
         with log.timed("export"):
             ranks.export_hf(str(story.run_dir / "hf"))

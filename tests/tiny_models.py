@@ -59,6 +59,7 @@ def make_tiny(
     dtype: str = "float32",
     tokenizer: str | Path | None = None,
     value_head: bool = False,
+    labels: int = 1,
     **others,
 ) -> Path:
     """A random model of one family: config.json and model.safetensors, the same bytes for the same arguments.
@@ -66,7 +67,7 @@ def make_tiny(
     The vocabulary is odd on purpose, so that tensor parallelism has to pad it. head_dim None: 64 for qwen3 (there it
     is not hidden / heads, as in the real ones), hidden / heads for the others. Norm weights and biases are random too:
     a table that mixes two of them up is then found out. tokenizer: a directory whose tokenizer files are copied.
-    value_head: the sequence-classification model of one label. others: fields of the family's configuration.
+    value_head: the sequence-classification model of so many labels. others: fields of the family's configuration.
     """
     import torch
     import transformers
@@ -95,7 +96,7 @@ def make_tiny(
         bos_token_id=1,
         eos_token_id=2,
         **({} if head_dim is None else {"head_dim": head_dim}),
-        **({"num_labels": 1, "pad_token_id": 0} if value_head else {}),
+        **({"num_labels": labels, "pad_token_id": 0} if value_head else {}),
         **(_SPARSE.get(family, {}) | others),
     )
     config.dtype = getattr(torch, dtype)

@@ -29,12 +29,15 @@ def group_fractions(
 ) -> dict[str, float]:
     """The `groups/*` metrics of a step: fractions of its groups, 0.0 when there are none.
 
-    `correct` is asked of each sample apart from its reward, because a wrong answer can earn a reward too (format).
+    `correct` is asked of each sample apart from its reward, because a wrong answer can earn a reward too (format); it
+    is empty when no answer was judged, and nothing is said of that then.
     """
     members = samples_by_group(groups).values()
     uniform = uniform_groups(groups, rewards).values()
     count = max(1, len(members))
     kept = sum(not u for u in uniform) if drop_uniform_groups else len(members)
+    if rewards and not correct:
+        return {"groups/kept_fraction": kept / count}
     return {
         "groups/kept_fraction": kept / count,
         "groups/all_correct_fraction": sum(all(correct[i] for i in m) for m in members) / count,

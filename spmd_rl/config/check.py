@@ -3,17 +3,20 @@
 import dataclasses
 import importlib.util
 import math
+import re
 import string
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from spmd_rl.config.check_model import model_problems
-from spmd_rl.config.config import Config
+from spmd_rl.config.check_reward_models import reward_model_problems
+from spmd_rl.config.config import Config, ConfigError, DataConfig, EvaluationConfig
+from spmd_rl.config.load import load_dataset_config
 from spmd_rl.config.model_shape import ModelShape
 from spmd_rl.config.phrases import divisors
-
-_SOURCES = (".jsonl", ".json", ".csv")
+from spmd_rl.config.sources import ARITHMETIC, FORMATS, REASONING_GYM, is_hub_name, is_made
+from spmd_rl.config.templates import CHAT, PLAIN, template_file
 
 
 def check(config: Config, world_size: int, model: ModelShape | None) -> list[str]:
@@ -28,7 +31,7 @@ def check(config: Config, world_size: int, model: ModelShape | None) -> list[str
     if min(sizes) >= 1:
         problems += _layout(config, world_size) + _batches(config, world_size)
         problems += model_problems(config, model) if model is not None else []
-    return problems + _refresh(config) + _data(config) + _files(config)
+    return problems + _refresh(config) + _data(config) + reward_model_problems(config) + _files(config)
 
 
 def notes(config: Config, world_size: int) -> list[str]:
@@ -66,15 +69,17 @@ _RANGES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
         lambda value: value >= 1,
         "parallel.tensor parallel.context parallel.pipeline parallel.virtual parallel.expert parallel.expert_tensor "
         "rollout.tensor rollout.data rollout.max_response_length rollout.max_sequences "
-        "rollout.block_tokens reward.workers train.steps train.prompts_per_step train.minibatches "
-        "train.tokens_per_microbatch train.logprob_chunk_tokens data.max_prompt_length data.arithmetic.problems",
+        "rollout.block_tokens reward.workers reward.batch train.steps train.prompts_per_step train.minibatches "
+        "train.tokens_per_microbatch train.logprob_chunk_tokens data.max_prompt_length data.arithmetic.problems "
+        "evaluation.samples",
     ),
     (
         "0 or more",
         lambda value: value >= 0,
         "rollout.top_k data.eval_problems data.arithmetic.min_operand algorithm.kl_coefficient algorithm.std_epsilon "
         "train.warmup_steps train.learning_rate train.min_learning_rate train.weight_decay train.clip_grad "
-        "rollout.canary_steps evaluation.every_steps run.seed",
+        "rollout.canary_steps reward.memory_mib evaluation.every_steps evaluation.temperature evaluation.top_k "
+        "run.seed",
     ),
     ("-1 (all) or more", lambda value: value >= -1, "run.samples_logged"),
     (
@@ -88,7 +93,7 @@ _RANGES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
         lambda value: value > 0,
         "rollout.temperature",
     ),
-    ("above 0 and at most 1 (1: all tokens)", lambda value: 0 < value <= 1, "rollout.top_p"),
+    ("above 0 and at most 1 (1: all tokens)", lambda value: 0 < value <= 1, "rollout.top_p evaluation.top_p"),
     ("at least 0 (0: all tokens) and below 1", lambda value: 0 <= value < 1, "rollout.min_p"),
     ("above 0 and at most 1", lambda value: 0 < value <= 1, "algorithm.clip_low"),
     ("at least 0 and below 1", lambda value: 0 <= value < 1, "train.adam_beta1 train.adam_beta2"),
@@ -220,7 +225,7 @@ def _batches(config: Config, world_size: int) -> list[str]:
 def _data(config: Config) -> list[str]:
     problems: list[str] = []
     data, arithmetic, evaluation = config.data, config.data.arithmetic, config.evaluation
-    if "arithmetic" in (data.source, data.eval_source):
+    if ARITHMETIC in (*(data.mix or (data.source,)), data.eval_source):
         if not arithmetic.operations:
             problems.append("data.arithmetic.operations is empty: there is nothing to ask; name some of +, -, *")
         if arithmetic.max_operand < arithmetic.min_operand:
@@ -234,12 +239,15 @@ def _data(config: Config) -> list[str]:
                 f"data.arithmetic.wording = {arithmetic.wording!r}: its places must be {{a}}, {{op}} and {{b}}; "
                 "write a brace that is meant as text twice"
             )
-    if evaluation.every_steps and data.eval_source is None and data.source != "arithmetic":
+    problems += _evaluation(evaluation)
+    held_out = data.eval_source is not None or evaluation.benchmarks or not (data.mix or not is_made(data.source))
+    if evaluation.every_steps and not held_out:
         problems.append(
             f"evaluation.every_steps = {evaluation.every_steps}: there are no held-out problems; name a file with "
-            "data.eval_source, or set it to 0"
+            "data.eval_source or evaluation.benchmarks, or set it to 0"
         )
-    if data.system is not None and data.template == "plain":
+    problems += _templates(data)
+    if data.system is not None and data.template == PLAIN:
         problems.append(
             f"data.system = {data.system!r}: data.template = plain has no place for it; set the template to chat"
         )
@@ -249,11 +257,92 @@ def _data(config: Config) -> list[str]:
         for rule, weight in weights.items()
         if not math.isfinite(weight)
     ]
-    if not any(weights.values()):
+    if not any(weights.values()) and not any(model.weight for model in config.reward.models.values()):
         problems.append(
             f"reward.rules = {weights}: every reward would be 0; name a rule with a weight, such as math_answer 1.0"
         )
     return problems
+
+
+def _evaluation(evaluation: EvaluationConfig) -> list[str]:
+    problems: list[str] = []
+    if evaluation.samples > 1 and evaluation.temperature == 0:
+        problems.append(
+            f"evaluation.samples = {evaluation.samples}: greedily (evaluation.temperature = 0) all samples of a "
+            "problem are the same; set a temperature such as 0.6, or 1 sample"
+        )
+    problems += [
+        f"evaluation.{knob} = {value}: out of range; it must be 1 or more"
+        for knob, value in (("limit", evaluation.limit), ("max_response_length", evaluation.max_response_length))
+        if value is not None and value < 1
+    ]
+    return problems
+
+
+def _templates(data: DataConfig) -> list[str]:
+    problems: list[str] = []
+    if data.template not in (None, CHAT, PLAIN):
+        try:
+            template_file(data.template)
+        except ValueError as error:
+            problems.append(str(error))
+    if data.enable_thinking is not None and data.template == PLAIN:
+        problems.append(
+            f"data.enable_thinking = {data.enable_thinking}: data.template = plain has no place for it; leave it out, "
+            "or set the template to one that knows it, such as qwen3"
+        )
+    if data.answer_pattern is not None:
+        try:
+            groups = re.compile(data.answer_pattern).groups
+        except re.error as error:
+            problems.append(f"data.answer_pattern = {data.answer_pattern}: not a regular expression: {error}; mend it")
+        else:
+            if not groups:
+                problems.append(
+                    f"data.answer_pattern = {data.answer_pattern}: it has no group; put ( ) around what is the answer"
+                )
+    return problems
+
+
+def _sources(config: Config) -> list[str]:
+    data = config.data
+    problems: list[str] = []
+    if data.mix and data.source != ARITHMETIC:
+        problems.append(f"data.source = {data.source}: data.mix names the sources already; leave one of them out")
+    problems += [
+        f"data.mix: the weight of {source} is {weight}; it must be above 0"
+        for source, weight in data.mix.items()
+        if not (math.isfinite(weight) and weight > 0)
+    ]
+    named = [("data.mix", source) for source in data.mix] or [("data.source", data.source)]
+    named += [] if data.eval_source is None else [("data.eval_source", data.eval_source)]
+    named += [("evaluation.benchmarks", source) for source in config.evaluation.benchmarks]
+    for knob, text in named:
+        try:
+            dataset = load_dataset_config(text)
+            if dataset.template not in (None, CHAT, PLAIN):
+                template_file(dataset.template)
+        except ConfigError as error:
+            problems += [f"{knob} = {text}: {problem}" for problem in error.problems]
+        except ValueError as error:
+            problems.append(f"{knob} = {text}: {error}")
+        else:
+            problems += _source(f"{knob} = {text}", dataset.source)
+    return problems
+
+
+def _source(knob: str, source: str) -> list[str]:
+    path = Path(source)
+    if source.startswith(REASONING_GYM) and importlib.util.find_spec("reasoning_gym") is None:
+        return [f"{knob}: the package reasoning-gym is not installed; install it, or name another source"]
+    if is_made(source) or path.is_dir() or is_hub_name(source):
+        return []
+    if not path.is_file():
+        what = "there is no such file" if knob.endswith(f"= {source}") else f"there is no file {source}"
+        return [f"{knob}: {what}; name one, or set data.source to arithmetic"]
+    if path.suffix not in FORMATS:
+        return [f"{knob}: prompts are read from {', '.join(FORMATS)} files; convert it"]
+    return []
 
 
 def _places(wording: str) -> set[str] | None:
@@ -268,13 +357,7 @@ def _files(config: Config) -> list[str]:
     for knob, path in (("model.path", config.model.path), ("model.reference_path", config.model.reference_path)):
         if path is not None and not Path(path).is_dir():
             problems.append(f"{knob} = {path}: there is no such directory; name a Hugging Face model directory")
-    for knob, path in (("data.source", config.data.source), ("data.eval_source", config.data.eval_source)):
-        if path is None or path == "arithmetic":
-            continue
-        if not Path(path).is_file():
-            problems.append(f"{knob} = {path}: there is no such file; name one, or set data.source to arithmetic")
-        elif Path(path).suffix not in _SOURCES:
-            problems.append(f"{knob} = {path}: prompts are read from {', '.join(_SOURCES)} files; convert it")
+    problems += _sources(config)
     if config.run.dir is None and (not config.run.name or "/" in config.run.name):
         problems.append(f"run.name = {config.run.name!r}: it names the directory runs/<name>; take a plain name")
     directory = Path(config.run.dir or f"runs/{config.run.name}")

@@ -1,6 +1,6 @@
 """What a configuration asks of a model that it cannot give."""
 
-from spmd_rl.config.config import Config
+from spmd_rl.config.config import Config, ParallelConfig
 from spmd_rl.config.model_shape import ModelShape
 from spmd_rl.config.phrases import divisors, either, words
 
@@ -29,11 +29,12 @@ def model_problems(config: Config, model: ModelShape) -> list[str]:
                 f"{either(fitting)}"
             )
     problems += _context(config, model) + _stages(config, model) + _experts(config, model)
-    longest = config.data.max_prompt_length + config.rollout.max_response_length
+    longest = config.data.max_prompt_length + config.longest_response
     if longest > model.max_positions:
+        longer = "rollout" if config.longest_response == config.rollout.max_response_length else "evaluation"
         problems.append(
-            f"data.max_prompt_length + rollout.max_response_length = {config.data.max_prompt_length} + "
-            f"{config.rollout.max_response_length}: the model has {model.max_positions} positions; lower one of them"
+            f"data.max_prompt_length + {longer}.max_response_length = {config.data.max_prompt_length} + "
+            f"{config.longest_response}: the model has {model.max_positions} positions; lower one of them"
         )
     outside = [token for token in config.rollout.stop_token_ids if not 0 <= token < model.vocabulary]
     if outside:
@@ -145,4 +146,42 @@ def _experts(config: Config, model: ModelShape) -> list[str]:
             f"parallel.sequence = {parallel.sequence}: experts with parallel.tensor = {parallel.tensor} need it; "
             "set it to true"
         )
+    return problems
+
+
+def training_problems(parallel: ParallelConfig, model: ModelShape, whose: str) -> list[str]:
+    """Where the ranks can't share a model beside the policy as they share the policy; `whose`: what to call it."""
+    problems: list[str] = []
+    if min(parallel.tensor, parallel.context, parallel.pipeline, parallel.virtual) < 1:
+        return problems
+    tensor, chunks, experts = parallel.tensor, parallel.pipeline * parallel.virtual, model.experts
+    if not _fits(model, tensor):
+        counts = {"attention heads": model.heads, "key-value heads": model.kv_heads} | _cut_by_tensor(model)
+        fitting = [n for n in range(1, model.heads + 1) if _fits(model, n)]
+        problems.append(
+            f"parallel.tensor = {tensor}: {whose} has {', '.join(f'{n} {what}' for what, n in counts.items())}; with "
+            f"it, it can be {either(fitting)}"
+        )
+    elif model.heads // tensor % parallel.context:
+        problems.append(
+            f"parallel.context = {parallel.context}: {whose} has {model.heads // tensor} attention heads on a rank; "
+            f"with it, it can be {divisors(model.heads // tensor)}"
+        )
+    if model.layers < chunks:
+        problems.append(
+            f"parallel.pipeline x parallel.virtual = {parallel.pipeline} x {parallel.virtual}: {whose} has "
+            f"{model.layers} layers, fewer than stages; lower it"
+        )
+    if experts is None:
+        return problems
+    for knob, size, count, what in (
+        ("expert", parallel.expert, experts.count, "experts"),
+        ("expert_tensor", parallel.expert_tensor, experts.ffn, "channels in an expert"),
+    ):
+        if size >= 1 and count % size:
+            problems.append(
+                f"parallel.{knob} = {size}: {whose} has {count} {what}; with it, it can be {divisors(count)}"
+            )
+    if tensor > 1 and not parallel.sequence:
+        problems.append(f"parallel.sequence = False: {whose} has experts, which need it; set it to true")
     return problems

@@ -1,7 +1,7 @@
 """Everything that can be set. Batch sizes are in prompts, samples and tokens of the whole run, never per device."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 
 class ConfigError(ValueError):
@@ -39,29 +39,86 @@ class ArithmeticConfig:
 
 
 @dataclass(frozen=True)
+class DatasetConfig:
+    """One source and how its columns are read: what a file in configs/datasets/ holds."""
+
+    source: str
+    """A .jsonl, .json, .csv, .parquet or .arrow file, a directory of them or of `datasets.save_to_disk`, a name on the
+    Hugging Face hub (openai/gsm8k), "arithmetic", or "reasoning_gym:<task>"."""
+    name: str | None = None
+    """What metrics call it. None: the name of the file that describes it, else of its source."""
+    subset: str | None = None
+    """Configuration of a dataset on the hub."""
+    split: str | None = None
+    """Split to train on: of the hub, of `save_to_disk`, or the files of a directory that have it in their name."""
+    eval_split: str | None = None
+    """Split to evaluate on. None: the same."""
+    prompt_column: str = "prompt"
+    """Column of the prompt: a string, or a list of chat messages {role, content}. "a.b" is column b inside a."""
+    query_column: str | None = None
+    """Column with more of the prompt, put on a line after it where it is not empty (Alpaca's `input`)."""
+    answer_column: str = "answer"
+    """Column of the answer that reward rules compare with. "": the rows have none, as where a reward model judges."""
+    system_column: str | None = None
+    """Column of a row's own system message, which goes before `system` where it is not empty."""
+    extra_columns: tuple[str, ...] | None = None
+    """Further columns to keep for reward rules. None: all but binary ones (images), which are never kept."""
+    answer_pattern: str | None = None
+    """Regular expression whose group 1, where it matches last, is the answer. None: the column as it is."""
+    answer_without: str = ""
+    """Characters taken out of the answer, such as the comma in 1,450."""
+    deduplicate: str | None = None
+    """Column that tells rows apart: of those with the same value the first is kept."""
+    system: str | None = None
+    """System message, unless the run sets data.system."""
+    template: str | None = None
+    """Template, unless the run sets data.template."""
+    problems: int = 2000
+    """How many problems a reasoning_gym task makes for training."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Settings of a reasoning_gym task, under its own names."""
+
+
+@dataclass(frozen=True)
 class DataConfig:
     source: str = "arithmetic"
-    """Either "arithmetic" (problems made on the spot) or a .jsonl, .json or .csv file."""
-    prompt_column: str = "prompt"
-    """Column of the prompt: a string, or a list of chat messages {role, content}."""
-    answer_column: str = "answer"
-    """Column of the answer that reward rules compare with."""
+    """What to train on: "arithmetic" or "reasoning_gym:<task>" (problems made on the spot), a .jsonl, .json, .csv,
+    .parquet or .arrow file, a directory of them, a Hugging Face hub name, a file of configs/datasets/, or
+    FILE.yaml:PATH for the columns of the one and the rows of the other."""
+    mix: dict[str, float] = field(default_factory=dict)
+    """Several sources with weights, in place of data.source: --data.mix a.jsonl 3 configs/datasets/b.yaml 1"""
+    prompt_column: str | None = None
+    """Column of the prompt: a string, or a list of chat messages {role, content}; "a.b" is column b inside a. None:
+    what the dataset's file says, else "prompt"."""
+    answer_column: str | None = None
+    """Column of the answer that reward rules compare with; "": there is none. None: what the dataset's file says, else
+    "answer"."""
+    answer_pattern: str | None = None
+    """Regular expression whose group 1, where it matches last, is the answer. None: what the dataset's file says."""
     system: str | None = None
-    """System message put before every prompt. None: what the chat template does by itself. Template "chat" only."""
-    template: Literal["chat", "plain"] = "chat"
-    """Either "chat": the tokenizer's chat template. "plain": the prompt's text as it is."""
+    """System message put before every prompt. None: what the dataset's file says, else what the template does by
+    itself. Not with template "plain"."""
+    template: str | None = None
+    """How a prompt is spelled: "chat" (the tokenizer's own chat template), "plain" (its text as it is), a name in
+    configs/templates/, or a .jinja file. None: what the dataset's file says, else "chat"."""
+    enable_thinking: bool | None = None
+    """Passed to a template that knows it (Qwen3). None: what the template does by itself."""
     max_prompt_length: int = 1024
     """Tokens, template included."""
     overlong_prompts: Literal["drop", "refuse"] = "drop"
     """What to do with longer prompts: leave them out and say how many, or stop and name them."""
     empty_answers: Literal["drop", "refuse"] = "refuse"
     """What to do with rows whose answer is empty."""
+    bad_rows: Literal["drop", "refuse"] = "refuse"
+    """What to do with rows that cannot be read (broken text, a missing column, a value of another type): leave them out
+    and say how many, or stop at the first and name file, row and column."""
     eval_source: str | None = None
-    """File of the held-out problems. None: none, except that "arithmetic" makes its own, disjoint from training."""
+    """The held-out problems, named as data.source is. None: none, except that problems made on the spot have their own,
+    disjoint from training."""
     eval_problems: int = 128
-    """At most so many held-out problems, the first of the file."""
+    """At most so many held-out problems, the first of the source."""
     shuffle: bool = True
-    """Another order every epoch, drawn from run.seed. False: the order of the file."""
+    """Another order every epoch, drawn from run.seed. False: the order of the source."""
     arithmetic: ArithmeticConfig = field(default_factory=ArithmeticConfig)
 
 
@@ -154,14 +211,43 @@ class AlgorithmConfig:
 
 
 @dataclass(frozen=True)
+class RewardModelConfig:
+    path: str = ""
+    """Hugging Face directory of a ...ForSequenceClassification model: config.json, *.safetensors, tokenizer."""
+    weight: float = 1.0
+    """Of its normalised score in the reward, beside the rules. 0: the score is measured and earns nothing."""
+    label: int | None = None
+    """Which of the model's outputs is the score, counted from 0; needed where it has several."""
+    reads: Literal["auto", "tokens", "conversation"] = "auto"
+    """tokens: the policy's own token ids. conversation: messages and response in its own chat template and tokenizer.
+    auto: tokens where tokenizer and template are the policy's, else conversation."""
+    normalize: Literal["none", "group", "batch", "running"] = "none"
+    """Subtract the mean of the scores and divide by their standard deviation: within the samples of a prompt, within
+    a step, or over the run so far."""
+    clip: tuple[float, ...] = ()
+    """Lowest and highest normalised score; what is beyond counts as these. Empty: not clipped."""
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """Of its weights; the score itself is computed in float32. None: model.dtype."""
+    tokens_per_microbatch: int | None = None
+    """Tokens in one of its passes. None: train.tokens_per_microbatch. Scores do not depend on it."""
+
+
+@dataclass(frozen=True)
 class RewardConfig:
     rules: dict[str, float] = field(default_factory=lambda: {"math_answer": 1.0})
     """Rule -> weight; a sample's reward is the weighted sum. A rule is a name that comes with spmd_rl, or
-    file.py:function, or package.module:function. On the command line: --reward.rules math_answer 1.0 format 0.1"""
+    file.py:function, or package.module:function, with options: --reward.rules acc 1 "overlong(buffer_tokens=512)" 1"""
     timeout_seconds: float = 10.0
     """A rule that takes longer for one sample is stopped; the sample's cause is then "timeout"."""
     workers: int = 1
-    """Grading processes per rank."""
+    """Grading processes per rank, for rules that take one sample; every other rule has one of its own."""
+    batch: int = 64
+    """Samples that a rule for lists of samples is given at most, or that an asynchronous one works on at once."""
+    memory_mib: int = 2048
+    """Memory of a grading process; a rule that needs more scores 0 with cause "crash". 0: no limit."""
+    models: dict[str, RewardModelConfig] = field(default_factory=dict)
+    """Name -> a reward model that scores the samples too, on the ranks that train. NAME is any word of yours:
+    --reward.models.helpful.path DIR"""
 
 
 @dataclass(frozen=True)
@@ -209,6 +295,21 @@ class EvaluationConfig:
     """Evaluate before the first step."""
     after: bool = True
     """Evaluate after the last step."""
+    benchmarks: tuple[str, ...] = ()
+    """Further held-out problems, each a set of its own, named as data.source is: configs/datasets/gsm8k.yaml."""
+    limit: int | None = None
+    """At most so many problems of each benchmark, the first ones. None: all. (data.eval_problems is for
+    data.eval_source.)"""
+    samples: int = 1
+    """Responses to each held-out problem; more than 1 needs a temperature, and gives pass@k and majority@k."""
+    temperature: float = 0.0
+    """0: greedy."""
+    top_p: float = 1.0
+    """As rollout.top_p, in evaluation."""
+    top_k: int = 0
+    """As rollout.top_k, in evaluation."""
+    max_response_length: int | None = None
+    """Tokens of a response in evaluation. None: rollout.max_response_length."""
 
 
 @dataclass(frozen=True)
@@ -274,3 +375,8 @@ class Config:
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     run: RunConfig = field(default_factory=RunConfig)
+
+    @property
+    def longest_response(self) -> int:
+        """Tokens of a response in training or in evaluation, at most."""
+        return max(self.rollout.max_response_length, self.evaluation.max_response_length or 0)

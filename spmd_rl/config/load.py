@@ -5,20 +5,25 @@ import dataclasses
 import difflib
 import io
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import tyro
 import yaml
 
-from spmd_rl.config.config import Config, ConfigError
+from spmd_rl.config.config import Config, ConfigError, DatasetConfig
+
+Settings = TypeVar("Settings")
 
 DESCRIPTION = """\
 Every setting below can stand in a YAML file, section by section, and on the command line, which wins.
 
   --config FILE   the YAML file; without it the defaults below hold
 """
+NAME = "NAME"
+"""Stands in a setting's name for a name of the user's own: of one of several sections of the same kind."""
 
 
 def load_config(argv: list[str]) -> Config:
@@ -27,23 +32,64 @@ def load_config(argv: list[str]) -> Config:
     Raises ConfigError with all problems: unknown keys with the nearest known name, values of a wrong type, ...
     `--help` prints every setting with the file's values as defaults, and exits.
     """
+    needed = {
+        "model.path": "model.path: not set; name a Hugging Face model directory in the file or with --model.path DIR"
+    }
+    return load(Config, argv, needed, DESCRIPTION)
+
+
+def load(kind: type[Settings], argv: list[str], needed: dict[str, str], description: str) -> Settings:
+    """load_config, for any dataclass of settings.
+
+    `needed`: text settings without a default, and what to say where one is not set. `description`: for `--help`.
+    """
     problems: list[str] = []
     files, overrides, wants_help = _split(argv, problems)
     content = _read_yaml(Path(files[0]), problems) if files else {}
     values: dict[str, Any] = {}
-    _read_section(Config, content or {}, "", files[0] if files else "", values, problems)
+    _read_section(kind, content or {}, "", files[0] if files else "", values, problems)
+    _name_sections(knobs(kind), overrides, values, wants_help)
     if wants_help:
-        _tyro(["--help"], _build(Config, {"model.path": tyro.MISSING} | values))
-    if content is not None and "model.path" not in values and "model.path" not in overrides:
-        problems.append("model.path: not set; name a Hugging Face model directory in the file or with --model.path DIR")
-    config = _override(_build(Config, {"model.path": ""} | values), overrides, problems)
+        _tyro(["--help"], _build(kind, dict.fromkeys(needed, tyro.MISSING) | values), description)
+    if content is not None:
+        problems += [what for name, what in needed.items() if name not in values and name not in overrides]
+    config = _override(_build(kind, dict.fromkeys(needed, "") | values), overrides, problems)
     if problems:
         raise ConfigError(problems)
     return config
 
 
-def dump(config: Config) -> str:
-    """YAML that load_config reads back to an equal Config."""
+def load_dataset_config(text: str) -> DatasetConfig:
+    """A dataset from the path of its file (configs/datasets/gsm8k.yaml), from a bare source, or from FILE.yaml:PATH.
+
+    The last has the columns of FILE and the rows of PATH. Without a file all columns have their default names. The
+    name is always set. Raises ConfigError with all problems of the file.
+    """
+    file, source = text, ""
+    for suffix in (".yaml", ".yml"):
+        stem, found, rest = text.partition(f"{suffix}:")
+        if found:
+            file, source = stem + suffix, rest
+    if Path(file).suffix not in (".yaml", ".yml"):
+        return DatasetConfig(source=text, name=_dataset_name(text))
+    problems: list[str] = []
+    content = _read_yaml(Path(file), problems, "dataset", "settings such as `prompt_column: problem`") or {}
+    values: dict[str, Any] = {"source": source} if source else {}
+    _read_section(DatasetConfig, {**content, **values}, "", file, values, problems)
+    if not problems and not values.get("source"):
+        problems.append(f"{file}: source is not set; name a file, a directory or a hub dataset, or write {file}:PATH")
+    if problems:
+        raise ConfigError(problems)
+    values["name"] = values.get("name") or Path(file).stem
+    return DatasetConfig(**values)
+
+
+def _dataset_name(source: str) -> str:
+    return Path(source.partition(":")[2] or source).stem
+
+
+def dump(config: Any) -> str:
+    """YAML that load_config reads back to an equal Config, and `load` to equal settings."""
     return yaml.safe_dump(_plain(dataclasses.asdict(config)), sort_keys=False, allow_unicode=True, width=120)
 
 
@@ -80,9 +126,38 @@ def knobs(kind: type = Config, prefix: str = "") -> dict[str, Any]:
     for name, inner in get_type_hints(kind).items():
         if dataclasses.is_dataclass(inner):
             found |= knobs(inner, f"{prefix}{name}.")
+        elif section := _named(inner):
+            found |= knobs(section, f"{prefix}{name}.{NAME}.")
         else:
             found[prefix + name] = inner
     return found
+
+
+def _named(kind: Any) -> type | None:
+    """The kind of section that a field holds several of, each under a name: dict[str, Section]."""
+    inner = get_args(kind)
+    return inner[1] if get_origin(kind) is dict and dataclasses.is_dataclass(inner[1]) else None
+
+
+def _knob(name: str, known: Iterable[str]) -> str:
+    """A setting's name as `knobs` knows it: with NAME where the user's own name of a section stands."""
+    for knob in known:
+        before, named, after = knob.partition(f".{NAME}.")
+        if named and re.fullmatch(rf"{re.escape(before)}\.\w+\.{re.escape(after)}", name):
+            return knob
+    return name
+
+
+def _name_sections(
+    known: Iterable[str], overrides: dict[str, list[str]], values: dict[str, Any], wants_help: bool
+) -> None:
+    """Have a section, empty as yet, for each name that only the command line knows; for help, one called NAME."""
+    for name in overrides:
+        if _knob(name, known) != name:
+            values.setdefault(name.rpartition(".")[0] + ".", None)
+    for before in {knob.partition(NAME)[0] for knob in known if NAME in knob} if wants_help else ():
+        if not any(name.startswith(before) for name in values):
+            values[f"{before}{NAME}."] = None
 
 
 def _build(kind: type, values: dict[str, Any], prefix: str = "") -> Any:
@@ -91,6 +166,10 @@ def _build(kind: type, values: dict[str, Any], prefix: str = "") -> Any:
     for name, inner in get_type_hints(kind).items():
         if dataclasses.is_dataclass(inner):
             arguments[name] = _build(inner, values, f"{prefix}{name}.")
+        elif section := _named(inner):
+            start = f"{prefix}{name}."
+            labels = dict.fromkeys(n.removeprefix(start).partition(".")[0] for n in values if n.startswith(start))
+            arguments[name] = {label: _build(section, values, f"{start}{label}.") for label in labels}
         elif prefix + name in values:
             arguments[name] = values[prefix + name]
     return kind(**arguments)
@@ -119,35 +198,53 @@ _Loader.yaml_implicit_resolvers = {
 _Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile("^(?:true|True|TRUE|false|False|FALSE)$"), "tTfF")
 
 
-def _read_yaml(file: Path, problems: list[str]) -> dict[Any, Any] | None:
+def _read_yaml(
+    file: Path, problems: list[str], knob: str = "--config", expected: str = "sections such as `train:`"
+) -> dict[Any, Any] | None:
     """The sections of a file as they stand there; None when it cannot be read."""
     try:
         content = yaml.load(file.read_text(encoding="utf-8"), _Loader)
     except OSError as error:
-        problems.append(f"--config = {file}: {error.strerror or error}; name an existing YAML file")
+        problems.append(f"{knob} = {file}: {error.strerror or error}; name an existing YAML file")
         return None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        problems.append(f"--config = {file}: not valid YAML: {' '.join(str(error).split())}")
+        problems.append(f"{knob} = {file}: not valid YAML: {' '.join(str(error).split())}")
         return None
     if not isinstance(content, dict | None):
-        problems.append(f"--config = {file}: expected sections such as `train:`, found {type(content).__name__}")
+        problems.append(f"{knob} = {file}: expected {expected}, found {type(content).__name__}")
         return None
     return content or {}
 
 
 def _read_section(
-    kind: type, content: dict[Any, Any], prefix: str, file: str, values: dict[str, Any], problems: list[str]
+    kind: type,
+    content: dict[Any, Any],
+    prefix: str,
+    file: str,
+    values: dict[str, Any],
+    problems: list[str],
+    root: type | None = None,
 ) -> None:
+    """`root`: what this is a section of; None: it is no section."""
     hints = get_type_hints(kind)
     for key, value in content.items():
         name = f"{prefix}{key}"
         if key not in hints:
-            problems.append(f"{file}: {_unknown(name)}")
+            problems.append(f"{file}: {_unknown(name, root or kind)}")
         elif dataclasses.is_dataclass(hints[key]):
             if isinstance(value, dict):
-                _read_section(hints[key], value, f"{name}.", file, values, problems)
+                _read_section(hints[key], value, f"{name}.", file, values, problems, root or kind)
             elif value is not None:  # a section whose every line is commented out reads as None
                 problems.append(f"{file}: {name} = {value!r}: expected a section with settings of its own")
+        elif section := _named(hints[key]):
+            labelled = value if isinstance(value, dict) else {} if value is None else {"": value}
+            for label, inner in labelled.items():
+                if isinstance(inner, dict) and inner and re.fullmatch(r"\w+", str(label)):
+                    _read_section(section, inner, f"{name}.{label}.", file, values, problems)
+                else:
+                    problems.append(
+                        f"{file}: {name} = {value!r}: expected names (of letters, digits and _), each with settings"
+                    )
         else:
             try:
                 values[name] = _convert(hints[key], value)
@@ -161,6 +258,8 @@ class _Mismatch(Exception):
 
 def _convert(kind: Any, value: Any) -> Any:
     origin, inner = get_origin(kind), get_args(kind)
+    if kind is Any:
+        return value
     if origin in (Union, UnionType):
         return None if value is None else _convert(next(k for k in inner if k is not NoneType), value)
     if origin is Literal and isinstance(value, str) and value in inner:
@@ -188,7 +287,7 @@ def _describe(kind: Any) -> str:
     if origin is tuple:
         return f"a list, each element {_describe(inner[0])}"
     if origin is dict:
-        return "names with a number each"
+        return "names with a number each" if inner[1] is float else "names with values"
     return {
         int: "a whole number",
         float: "a number",
@@ -197,10 +296,10 @@ def _describe(kind: Any) -> str:
     }[kind]
 
 
-def _unknown(name: str) -> str:
+def _unknown(name: str, kind: type) -> str:
     """Says that there is no such setting, and which one was probably meant."""
-    known = list(knobs())
-    sections = {n.rpartition(".")[0] for n in known} | {n.partition(".")[0] for n in known}
+    known = list(knobs(kind))
+    sections = {n[:dot] for n in known for dot in (n.find("."), n.rfind(".")) if dot > 0}
     if name in sections:
         return f"{name}: a section; set what is in it, such as {next(n for n in known if n.startswith(name + '.'))}"
     last = name.rpartition(".")[2]
@@ -238,14 +337,15 @@ def _split(argv: list[str], problems: list[str]) -> tuple[list[str], dict[str, l
     return files, {name: words for name, words in groups if name != "config"}, wants_help
 
 
-def _override(config: Config, overrides: dict[str, list[str]], problems: list[str]) -> Config:
-    known = knobs()
+def _override(config: Settings, overrides: dict[str, list[str]], problems: list[str]) -> Settings:
+    known = knobs(type(config))
     accepted: dict[str, list[str]] = {}
     for name, words in overrides.items():
-        if name in known:
-            accepted[name] = _spell_booleans(words) if known[name] is bool else words
+        kind = known.get(_knob(name, known))
+        if kind is not None:
+            accepted[name] = _spell_booleans(words) if kind in (bool, bool | None) else words
         else:
-            problems.append(f"command line: {_unknown(name)}")
+            problems.append(f"command line: {_unknown(name, type(config))}")
     try:
         return _tyro([word for name in accepted for word in _words(name, accepted[name])], config)
     except SystemExit:  # tyro stops at the first mistake; one by one finds them all
@@ -254,7 +354,7 @@ def _override(config: Config, overrides: dict[str, list[str]], problems: list[st
                 _tyro(_words(name, words), config)
             except SystemExit:
                 given = " ".join(overrides[name]) or "nothing"
-                problems.append(f"command line: {name} = {given}: expected {_describe(known[name])}")
+                problems.append(f"command line: {name} = {given}: expected {_describe(known[_knob(name, known)])}")
         return config
 
 
@@ -270,17 +370,17 @@ def _spell_booleans(words: list[str]) -> list[str]:
     return [word.capitalize() if word.lower() in ("true", "false") else word for word in words]
 
 
-def _tyro(argv: list[str], default: Config) -> Config:
+def _tyro(argv: list[str], default: Settings, description: str = "") -> Settings:
     wants_help = argv == ["--help"]
     with contextlib.ExitStack() as quiet:
         if not wants_help:
             quiet.enter_context(contextlib.redirect_stderr(io.StringIO()))
             quiet.enter_context(contextlib.redirect_stdout(io.StringIO()))
         return tyro.cli(
-            Config,
+            type(default),
             args=argv,
             default=default,
-            description=DESCRIPTION,
+            description=description,
             use_underscores=True,
             # Every setting takes a value: --data.shuffle False, as it is written in the file.
             config=(tyro.conf.FlagConversionOff,),

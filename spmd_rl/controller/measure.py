@@ -4,10 +4,13 @@ from collections import Counter
 from collections.abc import Sequence
 
 from spmd_rl.config.config import Config
+from spmd_rl.controller.benchmark import Benchmark, ask, measure
 from spmd_rl.controller.ranks import Ranks
 from spmd_rl.controller.run_log import RunLog
 from spmd_rl.data.samples import SAMPLES
-from spmd_rl.data.tickets import Scored, Ticket
+from spmd_rl.data.sampling import Sampling
+from spmd_rl.data.tickets import UNJUDGED, Scored, Ticket
+from spmd_rl.rewards.table import labels
 
 CAUSES = ("correct", "wrong", "unparsed", "truncated", "timeout", "crash")
 
@@ -17,32 +20,48 @@ def sample_metrics(tickets: Sequence[Ticket], scored: dict[int, Scored], config:
     scores = [scored[ticket.id] for ticket in tickets]
     rewards = [score.reward for score in scores]
     metrics = _spread("grpo/rewards", rewards)
-    # The raw score is the weighted sum too: nothing is added to it before the advantage.
-    metrics |= _spread("grpo/score", rewards)
-    for rule in config.reward.rules:
-        metrics[f"grpo/{rule}_rewards/mean"] = _mean([score.scores[rule] for score in scores])
-    causes = Counter(score.cause for score in scores)
-    metrics |= {f"reward/cause/{cause}": causes[cause] / max(len(scores), 1) for cause in CAUSES}
+    # The raw score is the weighted sum too; only the scores of reward models may be normalised before they enter it.
+    metrics |= _spread("grpo/score", [_raw(score, config) for score in scores] if config.reward.models else rewards)
+    for name, label in (labels(config.reward.rules) | {name: name for name in config.reward.models}).items():
+        metrics[f"grpo/{label}_rewards/mean"] = _mean([score.scores[name] for score in scores])
+    if config.reward.rules:
+        causes = Counter(score.cause for score in scores)
+        metrics |= {f"reward/cause/{cause}": causes[cause] / max(len(scores), 1) for cause in CAUSES}
     metrics |= _spread("response_length", [ticket.response_tokens for ticket in tickets])
     metrics |= _spread("prompt_length", [ticket.prompt_tokens for ticket in tickets])
     return metrics
 
 
-def evaluate(ranks: Ranks, problems: int, benchmark: str, step: int) -> dict[str, float]:
-    """Greedy accuracy on the held-out problems; the ranks are back in training mode afterwards."""
-    if problems == 0:
-        return {}
+def judged_correct(tickets: Sequence[Ticket], scored: dict[int, Scored]) -> list[bool]:
+    """Whether each sample is correct; empty when no rule has judged any."""
+    causes = [scored[ticket.id].cause for ticket in tickets]
+    return [] if set(causes) <= {UNJUDGED} else [cause == "correct" for cause in causes]
+
+
+def evaluate(ranks: Ranks, benchmarks: Sequence[Benchmark], config: Config, step: int, log: RunLog) -> dict[str, float]:
+    """Ask all held-out questions and keep the answers; the ranks are back in training mode afterwards."""
+    metrics: dict[str, float] = {}
+    if not benchmarks:
+        return metrics
     with ranks.rollout_mode():
-        tickets, _ = ranks.generate("eval", range(problems), step, samples_per_prompt=1, greedy=True)
-    scored, _ = ranks.rewards()
-    ranks.forget()
-    causes = Counter(scored[ticket.id].cause for ticket in tickets)
-    return {
-        f"eval/{benchmark}/accuracy": causes["correct"] / len(tickets),
-        f"eval/{benchmark}/unparsed_fraction": causes["unparsed"] / len(tickets),
-        f"eval/{benchmark}/truncated_fraction": sum(t.finish_reason == "length" for t in tickets) / len(tickets),
-        f"eval/{benchmark}/response_length_mean": _mean([ticket.response_tokens for ticket in tickets]),
-    }
+        for benchmark in benchmarks:
+            lines, _ = ask(ranks, benchmark, step, config.evaluation.samples, evaluation_sampling(config))
+            log.questions(step, benchmark.name, lines)
+            metrics |= {f"eval/{benchmark.name}/{name}": value for name, value in measure(lines).items()}
+    return metrics
+
+
+def evaluation_sampling(config: Config) -> Sampling:
+    """As evaluation.* says; responses end as in training."""
+    rollout, evaluation = config.rollout, config.evaluation
+    return Sampling(
+        temperature=evaluation.temperature,
+        max_tokens=evaluation.max_response_length or rollout.max_response_length,
+        top_p=evaluation.top_p,
+        top_k=evaluation.top_k,
+        stop=rollout.stop,
+        stop_token_ids=rollout.stop_token_ids,
+    )
 
 
 def keep_conversations(ranks: Ranks, log: RunLog, tickets: Sequence[Ticket], step: int, count: int) -> None:
@@ -55,6 +74,11 @@ def keep_conversations(ranks: Ranks, log: RunLog, tickets: Sequence[Ticket], ste
     elif count:
         stride = max(1, len(tickets) // count)
         log.samples(step, ranks.conversations([ticket.id for ticket in tickets[::stride][:count]], step))
+
+
+def _raw(score: Scored, config: Config) -> float:
+    weights = config.reward.rules | {name: model.weight for name, model in config.reward.models.items()}
+    return sum(weights[name] * value for name, value in score.scores.items())
 
 
 def _mean(values: Sequence[float]) -> float:

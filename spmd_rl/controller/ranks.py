@@ -1,10 +1,12 @@
 """Every verb, as rank 0 tells it."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict
 from typing import Any, Protocol
 
 from spmd_rl.controller.planner import Plan
+from spmd_rl.data.sampling import Sampling
 from spmd_rl.data.tickets import Scored, Ticket
 from spmd_rl.distributed.verb import verb
 
@@ -15,6 +17,7 @@ PHASES = {
     "to_training": "reshard_to_train",
     "score": "old_log_p",
     "learn": "update",
+    "judge": "reward_model",
 }
 """What a verb's memory is called in the metrics; `start` is all that comes before the first verb."""
 
@@ -87,11 +90,16 @@ class Ranks:
 
     @verb
     def generate(
-        self, split: str, rows: Sequence[int], step: int, samples_per_prompt: int, greedy: bool
+        self, split: str, rows: Sequence[int], step: int, samples_per_prompt: int, sampling: Sampling
     ) -> tuple[list[Ticket], dict[str, float]]:
         """Samples of these prompts; each is graded as it ends. Returns tickets in order of id, and metrics."""
         answers = self._all(
-            "generate", split=split, rows=list(rows), step=step, samples_per_prompt=samples_per_prompt, greedy=greedy
+            "generate",
+            split=split,
+            rows=list(rows),
+            step=step,
+            samples_per_prompt=samples_per_prompt,
+            sampling=asdict(sampling),
         )
         tickets = sorted((Ticket(**ticket) for answer in answers for ticket in answer["tickets"]), key=lambda t: t.id)
         seconds = [answer["seconds"] for answer in answers]
@@ -113,6 +121,14 @@ class Ranks:
             "timing/rule_reward": sum(answer["busy_seconds"] for answer in answers),
             "timing/non_overlap_rule_reward": max(answer["waited_seconds"] for answer in answers),
         }
+
+    @verb
+    def compare_answers(self, split: str, pairs: Sequence[tuple[int, str, str]]) -> list[bool]:
+        """Of each (row, answer, answer): whether the rules that grade the row's samples find the two equal."""
+        if not pairs:
+            return []
+        found = dict(pair for answer in self._all("compare_answers", split=split, pairs=list(pairs)) for pair in answer)
+        return [found[number] for number in range(len(pairs))]
 
     @verb
     def exchange(self, plan: Plan) -> dict[str, float]:
@@ -137,6 +153,28 @@ class Ranks:
             f"timing/{model}_{move}": max(answer[move] for answer in answers)
             for move in ("onload", "offload")
             if model == "reference"
+        }
+
+    @verb
+    def read(self, model: str) -> dict[int, tuple[int, int]]:
+        """Have a reward model's tokenizer read all samples.
+
+        Returns of each the tokens that it has in common with its prompt's other samples, and those after them.
+        """
+        return {sample: (shared, own) for answer in self._all("read", model=model) for sample, shared, own in answer}
+
+    @verb
+    def judge(self, model: str, plan: Plan) -> tuple[dict[int, float], dict[str, float]]:
+        """A reward model's scores, by id, of what it has read; and metrics."""
+        minibatch = plan.minibatches[0]
+        answers = self._all("judge", model=model, microbatches=minibatch.microbatches, share_prompts=plan.share_prompts)
+        scores = {sample: score for answer in answers for sample, score in answer["scores"]}
+        assert len(scores) == len(minibatch.ids), f"{len(scores)} scores of {len(minibatch.ids)} samples"
+        return scores, {
+            "bytes/reward_model/network": max(answer["network_bytes"] for answer in answers),
+            **{
+                f"timing/reward_model_{move}": max(answer[move] for answer in answers) for move in ("onload", "offload")
+            },
         }
 
     @verb
@@ -215,6 +253,11 @@ class Ranks:
         answers = self._all("checkpoint_digests", directory=directory, names=list(names), wait=wait)
         found = {name: value for answer in answers for name, value in (answer or {}).items()}
         return found if len(found) == len(names) else None
+
+    @verb
+    def keep_rewards(self, scored: Mapping[int, Scored]) -> None:
+        """Tell the ranks what their samples earned in the end, for those who write them down."""
+        self._all("keep_rewards", scored=[asdict(one) for one in scored.values()])
 
     @verb
     def costs(self) -> dict[str, float]:

@@ -19,7 +19,12 @@ from spmd_rl.controller.console import Console, console, conversation, evaluatio
 from spmd_rl.data.samples import SAMPLES, samples_file, samples_step, write_samples
 
 METRICS = "metrics.jsonl"
-WRITTEN_HERE = ("config.yaml", METRICS, "run.log", SAMPLES, "tensorboard", "wandb", "hf", "report", "checkpoints")
+EVALUATIONS = "evaluations"
+CHECKPOINTS = "checkpoints"
+WRITTEN_HERE = (
+    *("config.yaml", METRICS, "run.log", SAMPLES, EVALUATIONS, "tensorboard", "wandb", "hf", "report"),
+    CHECKPOINTS,
+)
 
 Timed = Callable[[str], AbstractContextManager[None]]
 
@@ -174,6 +179,10 @@ class RunLog:
         for sample in samples[:show]:
             self.note(conversation(sample))
 
+    def questions(self, step: int, benchmark: str, lines: Sequence[Mapping[str, Any]]) -> None:
+        """Keep what an evaluation asked and what came back: one question a line (controller/benchmark.py)."""
+        write_samples(self.run_dir / EVALUATIONS / f"step_{step:06d}_{benchmark}.jsonl", lines)
+
     def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
         """Numbers of an evaluation after `step` steps: a row of their own."""
         if not metrics:
@@ -197,7 +206,8 @@ class RunLog:
             sink.write(step, metrics)
 
     def _places(self) -> dict[str, Path]:
-        places = {"metrics": METRICS, "samples": SAMPLES, "tensorboard": "tensorboard", "w&b": "wandb", "model": "hf"}
+        places = {"metrics": METRICS, "samples": SAMPLES, "evaluations": EVALUATIONS, "tensorboard": "tensorboard"}
+        places |= {"w&b": "wandb", "model": "hf"}
         return {name: self.run_dir / place for name, place in places.items() if (self.run_dir / place).exists()}
 
 
@@ -268,14 +278,17 @@ def _set_later_aside(run_dir: Path, step: int) -> Path | None:
     for line in lines:
         whole = line.endswith("\n")  # a line without its end was being written when the run ended
         (kept if whole and json.loads(line)["step"] <= step else later).append(line)
-    samples = [path for path in (run_dir / SAMPLES).glob("step_*") if samples_step(path.name) > step]
-    if not later and not samples:
+    files = [
+        path for place in (SAMPLES, EVALUATIONS) for path in (run_dir / place).glob("step_*") if samples_step(path.name) > step
+    ]
+    if not later and not files:
         return None
     target = _free(run_dir / "earlier")
-    (target / SAMPLES).mkdir(parents=True)
+    target.mkdir(parents=True)
     (target / METRICS).write_text("".join(later), encoding="utf-8")
-    for path in samples:
-        path.rename(target / SAMPLES / path.name)
+    for path in files:
+        (target / path.parent.name).mkdir(exist_ok=True)
+        path.rename(target / path.parent.name / path.name)
     scratch = metrics.with_name(METRICS + ".new")
     scratch.write_text("".join(kept), encoding="utf-8")
     scratch.rename(metrics)

@@ -1,17 +1,22 @@
-"""Prompts: rows of a file, or problems made on the spot, as token ids; and the order in which steps take them."""
+"""Prompts: what a source asks, as token ids."""
 
-import random
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
-from spmd_rl.config.config import Config, DataConfig
-from spmd_rl.data import tokens
-from spmd_rl.data.arithmetic import make_problems
-from spmd_rl.data.rows import Row, read_rows
-from spmd_rl.data.seeds import derived_seed
+from spmd_rl.config.config import Config, DataConfig, DatasetConfig
+from spmd_rl.config.load import load_dataset_config
+from spmd_rl.config.sources import is_made
+from spmd_rl.config.templates import CHAT
+from spmd_rl.data import prepared, tokens
+from spmd_rl.data.questions import Question, Reading, read_questions, without_overlong
+from spmd_rl.data.rows import Row
+from spmd_rl.data.templates import Template, load_template
 
-ARITHMETIC = "arithmetic"
+_AT_ONCE = 512
+# A tokenizer takes a minute and gigabytes for a text of 10 MB. Of a text with so many characters for each token that is
+# allowed, the beginning is enough to see that it is too long.
+_CHARACTERS_A_TOKEN = 256
 
 
 @dataclass(frozen=True)
@@ -26,7 +31,11 @@ class Prompt:
     """What is asked: the row's prompt, or the last message of a conversation."""
     answer: str
     row: Row
-    """All columns, for reward rules."""
+    """All columns that are kept, for reward rules."""
+    source: str = ""
+    """Name of the dataset it is from."""
+    messages: tuple[tokens.Message, ...] = ()
+    """The conversation that the template rendered; empty when there was none."""
 
 
 @dataclass(frozen=True)
@@ -35,30 +44,21 @@ class Loaded:
 
     prompts: list[Prompt]
     notes: list[str]
+    shares: tuple[tuple[int, float], ...] = field(default=())
+    """(Number of prompts, weight) of each source, in the order of `prompts`."""
 
 
 @dataclass(frozen=True)
-class PromptOrder:
-    """Which prompts a step takes: every prompt once an epoch, each epoch in another order."""
+class Encoded:
+    """What became of one question."""
 
-    prompts: int
-    """How many there are."""
-    seed: int
-    shuffle: bool
-
-    def take(self, step: int, count: int) -> list[int]:
-        """Positions of the `count` prompts of a step, counted from 0; runs on into the next epoch."""
-        first, end = step * count, (step + 1) * count
-        epochs = range(first // self.prompts, (end - 1) // self.prompts + 1)
-        order = [position for epoch in epochs for position in self._epoch(epoch)]
-        skipped = first - epochs.start * self.prompts
-        return order[skipped : skipped + count]
-
-    def _epoch(self, epoch: int) -> list[int]:
-        order = list(range(self.prompts))
-        if self.shuffle:
-            random.Random(derived_seed("prompt order", self.seed, epoch)).shuffle(order)
-        return order
+    text: str
+    """With the template."""
+    token_ids: list[int]
+    error: str = ""
+    """Why there are none."""
+    cut: bool = False
+    """The text is so long that only its beginning was made token ids."""
 
 
 def load_prompts(config: Config, tokenizer: Any, split: str) -> Loaded:
@@ -68,170 +68,142 @@ def load_prompts(config: Config, tokenizer: Any, split: str) -> Loaded:
     """
     assert split in ("train", "eval"), split
     data = config.data
-    source = data.source if split == "train" else data.eval_source
-    if split == "eval" and source is None and data.source == ARITHMETIC:
-        source = ARITHMETIC
-    if source is None or (split == "eval" and data.eval_problems == 0):
-        return Loaded([], [])
+    limit = None if split == "train" else data.eval_problems
+    prompts: list[Prompt] = []
     notes: list[str] = []
-    if source == ARITHMETIC:
-        rows = _made(config, split, notes)
-        # Their columns are ours, whatever the file of the other split calls its own.
-        questions, answers = [row["prompt"] for row in rows], [row["answer"] for row in rows]
+    shares: list[tuple[int, float]] = []
+    for source, weight in _sources(data, split).items():
+        dataset = with_overrides(load_dataset_config(source), data)
+        loaded = load_dataset(dataset, data, tokenizer, config.run.seed, split, limit)
+        prompts += loaded.prompts
+        notes += loaded.notes
+        shares.append((len(loaded.prompts), weight))
+    if split == "train" and len(prompts) < config.train.prompts_per_step:
+        raise ValueError(
+            f"train.prompts_per_step = {config.train.prompts_per_step}: {' and '.join(_sources(data, split))} gives "
+            f"only {len(prompts)} prompts, so a step would ask the same prompt twice; lower it or bring more prompts"
+        )
+    return Loaded(prompts, notes, tuple(shares))
+
+
+def _sources(data: DataConfig, split: str) -> dict[str, float]:
+    """Source -> weight."""
+    if split == "train":
+        return data.mix or {data.source: 1.0}
+    if data.eval_problems == 0:
+        return {}
+    if data.eval_source is None:
+        made = not data.mix and is_made(load_dataset_config(data.source).source)
+        return {data.source: 1.0} if made else {}
+    return {data.eval_source: 1.0}
+
+
+def with_overrides(dataset: DatasetConfig, data: DataConfig) -> DatasetConfig:
+    """What data.* says of columns comes before what a dataset's file says."""
+    given = {name: getattr(data, name) for name in ("prompt_column", "answer_column", "answer_pattern")}
+    return replace(dataset, **{name: value for name, value in given.items() if value is not None})
+
+
+def load_dataset(
+    dataset: DatasetConfig,
+    data: DataConfig,
+    tokenizer: Any,
+    seed: int,
+    split: Literal["train", "eval"],
+    limit: int | None,
+) -> Loaded:
+    """The prompts of one source: a raw one, or what tools/preprocess_data.py made of it; both have the same token ids.
+
+    data: the template and its settings, lengths, and what to do with rows that cannot be used; its columns and sources
+    are not looked at. limit: at most so many prompts, the first; None: all.
+    """
+    if prepared.is_prepared(dataset.source):
+        said = prepared.expectation(data, tokenizer)
+        questions, ids, reading = prepared.read(dataset.source, said)
+        encoded = [Encoded("", found) for found in ids]
     else:
-        rows = read_rows(Path(source))
-        questions = [_column(row, i, "data.prompt_column", data.prompt_column, source) for i, row in enumerate(rows)]
-        answers = [_column(row, i, "data.answer_column", data.answer_column, source) for i, row in enumerate(rows)]
-    answers = [_answer(answer, i, data.answer_column, source) for i, answer in enumerate(answers)]
-    kept = _without_empty_answers(data, source, answers, notes)
-    ids = dict(zip(kept, _encode(data, tokenizer, source, [(i, questions[i]) for i in kept]), strict=True))
-    kept = _without_overlong(data, source, {i: len(ids[i]) for i in kept}, notes)
-    if split == "eval":
-        kept = kept[: data.eval_problems]
-    elif len(kept) < config.train.prompts_per_step:
-        raise ValueError(
-            f"train.prompts_per_step = {config.train.prompts_per_step}: {source} gives only {len(kept)} prompts, so a "
-            "step would ask the same prompt twice with the same seeds; lower it or bring more prompts"
-        )
-    return Loaded([Prompt(i, tuple(ids[i]), _text(questions[i]), answers[i], rows[i]) for i in kept], notes)
-
-
-def _made(config: Config, split: str, notes: list[str]) -> list[Row]:
-    spec = config.data.arithmetic
-    wanted = spec.problems if split == "train" else config.data.eval_problems
-    rows = make_problems(spec, wanted, config.run.seed, split)
-    if not rows:
-        raise ValueError(
-            f"data.arithmetic.max_operand = {spec.max_operand}: its operands leave no problem for {split}; raise it"
-        )
-    distinct = len({(row["prompt"], row["answer"]) for row in rows})
-    if distinct < len(rows):
-        notes.append(
-            f"data.arithmetic.problems = {wanted}: the operands allow {distinct} distinct problems beside the held-out "
-            "ones, so they are repeated; raise data.arithmetic.max_operand for more"
-        )
-    if len(rows) < wanted:
-        notes.append(
-            f"data.eval_problems = {wanted}: only {len(rows)} problems are held out, about a quarter of what the "
-            "operands allow; raise data.arithmetic.max_operand for more"
-        )
-    return rows
-
-
-# ---- columns
-
-
-def _column(row: Row, index: int, knob: str, column: str, source: str) -> Any:
-    """A row's value; "a.b" also reads column b inside an object a."""
-    if column in row:
-        return row[column]
-    value: Any = row
-    for part in column.split("."):
-        if not isinstance(value, dict) or part not in value:
-            raise ValueError(
-                f"{knob} = {column}: row {index} of {source} has no such column; "
-                f"name one of those it has: {', '.join(map(str, row))}"
-            )
-        value = value[part]
-    return value
-
-
-def _answer(value: Any, index: int, column: str, source: str) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, str | int | float):
-        return str(value).strip()
-    raise ValueError(
-        f"data.answer_column = {column}: row {index} of {source} holds {type(value).__name__} there; "
-        "expected text or a number"
+        template = template_of(dataset, data)
+        questions, reading = read_questions(dataset, data, template, seed, split, limit)
+        contents = [question.content for question in questions]
+        encoded = encode(tokenizer, template, data, contents)
+    kept = [(question, one.token_ids) for question, one in select(data, questions, encoded, reading)][:limit]
+    name = dataset.name or dataset.source
+    return Loaded(
+        [Prompt(q.index, tuple(found), q.text, q.answer, q.row, name, _messages(q)) for q, found in kept],
+        reading.all_notes(),
+        ((len(kept), 1.0),),
     )
 
 
-# ---- which rows become prompts
+def template_of(dataset: DatasetConfig, data: DataConfig) -> Template:
+    """The template that spells the prompts of a dataset in a run."""
+    return load_template(data.template or dataset.template or CHAT)
 
 
-def _without_empty_answers(data: DataConfig, source: str, answers: list[str], notes: list[str]) -> list[int]:
-    empty = [i for i, answer in enumerate(answers) if not answer]
-    if not empty:
-        return list(range(len(answers)))
-    what = f"{len(empty)} of {len(answers)} rows of {source} have an empty {data.answer_column}"
-    if data.empty_answers == "refuse":
-        raise ValueError(
-            f"data.empty_answers = refuse: {what} (rows {_some(map(str, empty))}); mend them, or set it to drop"
-        )
-    if len(empty) == len(answers):
-        raise ValueError(f"data.answer_column = {data.answer_column}: {what}; nothing is left to train on")
-    notes.append(f"data.empty_answers = drop: {what} and are left out")
-    return [i for i, answer in enumerate(answers) if answer]
+def encode(tokenizer: Any, template: Template, data: DataConfig, contents: Sequence[Any]) -> list[Encoded]:
+    """Token ids of texts (template plain) or conversations; one that the template or tokenizer refuses has an error.
 
-
-def _without_overlong(data: DataConfig, source: str, lengths: dict[int, int], notes: list[str]) -> list[int]:
-    limit = data.max_prompt_length
-    overlong = {i: length for i, length in lengths.items() if length > limit}
-    if not overlong:
-        return list(lengths)
-    what = f"{len(overlong)} of {len(lengths)} prompts of {source} are longer"
-    if data.overlong_prompts == "refuse":
-        named = _some(f"row {i}: {length} tokens" for i, length in overlong.items())
-        raise ValueError(
-            f"data.max_prompt_length = {limit}: {what} ({named}); raise it, or set data.overlong_prompts to drop"
-        )
-    if len(overlong) == len(lengths):
-        raise ValueError(
-            f"data.max_prompt_length = {limit}: {what} (the shortest has {min(lengths.values())} tokens); raise it"
-        )
-    notes.append(f"data.max_prompt_length = {limit}: {what} (up to {max(overlong.values())} tokens) and are left out")
-    return [i for i in lengths if i not in overlong]
-
-
-def _some(names: Any, limit: int = 5) -> str:
-    names = list(names)
-    return ", ".join(names[:limit]) + (", ..." if len(names) > limit else "")
-
-
-# ---- templates
-
-
-def _encode(data: DataConfig, tokenizer: Any, source: str, questions: list[tuple[int, Any]]) -> list[list[int]]:
-    """Token ids of (row, prompt) pairs, all in one call of the tokenizer."""
-    if data.template == "plain":
-        return tokens.encode_all(tokenizer, [_plain(question, i, data, source) for i, question in questions])
-    return tokens.render_all(tokenizer, [_conversation(question, i, data, source) for i, question in questions])
-
-
-def _plain(question: Any, index: int, data: DataConfig, source: str) -> str:
-    where = f"data.prompt_column = {data.prompt_column}: row {index} of {source}"
-    if not isinstance(question, str):
-        raise ValueError(
-            f"{where} holds {type(question).__name__}; data.template = plain needs text, chat also takes messages"
-        )
-    if not question.strip():
-        raise ValueError(f"{where} is empty; mend or remove it")
-    return question
-
-
-def _conversation(question: Any, index: int, data: DataConfig, source: str) -> list[tokens.Message]:
-    where = f"data.prompt_column = {data.prompt_column}: row {index} of {source}"
-    if isinstance(question, str):
-        if not question.strip():
-            raise ValueError(f"{where} is empty; mend or remove it")
-        messages = [{"role": "user", "content": question}]
-    elif isinstance(question, list) and question and all(map(_is_message, question)):
-        messages = question
+    data: enable_thinking, and max_prompt_length, far beyond which a text is cut.
+    """
+    enable_thinking, longest = data.enable_thinking, data.max_prompt_length
+    if template.plain:
+        if enable_thinking is not None:
+            raise ValueError(
+                f"data.enable_thinking = {enable_thinking}: data.template = plain has no place for it; leave it out"
+            )
     else:
-        raise ValueError(
-            f"{where} holds {type(question).__name__}; expected text, or a list of messages {{role, content}}"
-        )
-    if data.system is None:
-        return messages
-    if messages[0]["role"] == "system":
-        raise ValueError(f"{where} begins with a system message already; leave data.system out")
-    return [{"role": "system", "content": data.system}, *messages]
+        tokens.spelling(tokenizer, template.text, enable_thinking)
+
+    to_ids = tokens.encode_all if template.plain else tokens.encode_rendered
+
+    def spelled(some: Sequence[Any]) -> list[Encoded]:
+        if template.plain:
+            texts = list(some)
+        else:
+            texts = tokens.render_text(tokenizer, some, template.text, enable_thinking)
+        begun = [text[: _CHARACTERS_A_TOKEN * longest] for text in texts]
+        ids = to_ids(tokenizer, begun)
+        made = []
+        for text, beginning, found in zip(texts, begun, ids, strict=True):
+            cut = len(beginning) < len(text)
+            # Twice as many: where a text is cut, its last token may be another.
+            if cut and len(found) <= 2 * longest:
+                cut, found = False, to_ids(tokenizer, [text])[0]
+            made.append(Encoded(text, found, cut=cut))
+        return made
+
+    encoded: list[Encoded] = []
+    for start in range(0, len(contents), _AT_ONCE):
+        some = contents[start : start + _AT_ONCE]
+        try:
+            encoded += spelled(some)
+        # Templates raise what they like; one by one tells which conversation it was.
+        except Exception:
+            for content in some:
+                try:
+                    encoded += spelled([content])
+                except Exception as error:
+                    encoded.append(Encoded("", [], f"{type(error).__name__}: {error}"))
+    return encoded
 
 
-def _is_message(value: Any) -> bool:
-    return isinstance(value, dict) and all(isinstance(value.get(key), str) for key in ("role", "content"))
+def select(
+    data: DataConfig, questions: Sequence[Question], encoded: Sequence[Encoded], reading: Reading
+) -> list[tuple[Question, Encoded]]:
+    """Those that became token ids and are not too long; the others are counted in `reading`, or refused."""
+    usable: dict[int, Encoded] = {}
+    kept: list[Question] = []
+    for question, one in zip(questions, encoded, strict=True):
+        if one.error:
+            reading.bad.met(f"{question.place}: the template or tokenizer refuses it: {one.error}")
+        else:
+            usable[question.index] = one
+            kept.append(question)
+    if not kept:
+        raise ValueError(f"{reading.source}: none of its rows can be used: {'; '.join(reading.bad.examples)}")
+    lengths = [(question, len(usable[question.index].token_ids), usable[question.index].cut) for question in kept]
+    return [(question, usable[question.index]) for question in without_overlong(data, lengths, reading)]
 
 
-def _text(question: Any) -> str:
-    return question if isinstance(question, str) else question[-1]["content"]
+def _messages(question: Question) -> tuple[tokens.Message, ...]:
+    return tuple(question.content) if isinstance(question.content, list) else ()

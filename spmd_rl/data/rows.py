@@ -1,67 +1,145 @@
-"""Rows of .jsonl, .json and .csv files, each error with its file and line."""
+"""Rows of a source: a file, a directory of files, or a dataset of the Hugging Face library."""
 
-import csv
-import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from spmd_rl.config.sources import FORMATS, is_hub_name
 
 Row = dict[str, Any]
 
+_EXAMPLES = 3
 
-def read_rows(file: Path) -> list[Row]:
-    """The rows of a .jsonl, .json (a list of objects) or .csv file (first line: the columns)."""
-    readers: dict[str, Callable[[Path], list[Row]]] = {".jsonl": _read_jsonl, ".json": _read_json, ".csv": _read_csv}
-    if file.suffix not in readers:
-        raise ValueError(f"{file}: prompts are read from {', '.join(readers)} files; convert it to one of these")
+
+@dataclass
+class BadRows:
+    """Rows that cannot be used: the first one ends the reading, or all are left out and counted."""
+
+    policy: Literal["drop", "refuse"]
+    """data.bad_rows."""
+    count: int = 0
+    examples: list[str] = field(default_factory=list)
+
+    def met(self, what: str, rows: int = 1) -> None:
+        """`what`: the file, row and column, and what is wrong there."""
+        if self.policy == "refuse":
+            raise ValueError(f"{what}; mend it, or set data.bad_rows to drop")
+        self.count += rows
+        if len(self.examples) < _EXAMPLES:
+            self.examples.append(what)
+
+    def note(self, source: str) -> list[str]:
+        """What to say about them: nothing, or one line."""
+        if not self.count:
+            return []
+        more = "" if self.count <= len(self.examples) else "; ..."
+        return [
+            f"data.bad_rows = drop: {self.count} rows of {source} cannot be used and are left out: "
+            f"{'; '.join(self.examples)}{more}"
+        ]
+
+
+@dataclass(frozen=True)
+class Located:
+    """A row and where it stands."""
+
+    index: int
+    """In the whole source, from 0; rows that cannot be read are counted too."""
+    number: int
+    """In its file, from 0."""
+    file: str
+    row: Row
+
+    @property
+    def place(self) -> str:
+        return f"row {self.number} of {self.file}"
+
+
+def read_rows(
+    source: str,
+    bad: BadRows,
+    subset: str | None = None,
+    split: str | None = None,
+    columns: frozenset[str] | None = None,
+    notes: list[str] | None = None,
+) -> Iterator[Located]:
+    """The rows of a file, of all files of a directory in order of their names, of a saved dataset, or of a hub dataset.
+
+    split: of a directory, files that have the word in their name or folder; files have none. columns: what to read
+    where that saves something; None: all. Raises ValueError where the source cannot be read at all or has no row.
+    """
+    index = 0
+    for file, rows in _parts(source, bad, subset, split, columns, notes if notes is not None else []):
+        for number, row in enumerate(rows):
+            if row is not None:
+                yield Located(index, number, file, row)
+            index += 1
+    if not index:
+        raise ValueError(f"{source}: there is no row in it")
+
+
+def _parts(
+    source: str,
+    bad: BadRows,
+    subset: str | None,
+    split: str | None,
+    columns: frozenset[str] | None,
+    notes: list[str],
+) -> Iterator[tuple[str, Iterator[Row | None]]]:
+    """(file or dataset, its rows, None for one that cannot be read)."""
+    from spmd_rl.data import tables, text_files
+
+    readers: dict[str, Callable[[Path], Iterator[Row | None]]] = {
+        ".jsonl": lambda file: text_files.read_jsonl(file, bad),
+        ".json": lambda file: text_files.read_json(file, bad),
+        ".csv": lambda file: text_files.read_csv(file, bad),
+        ".parquet": lambda file: tables.read_parquet(file, bad, columns, notes),
+        ".arrow": lambda file: tables.read_arrow(file, bad, columns, notes),
+    }
+    path = Path(source)
+    if path.is_dir() and tables.is_saved_dataset(path):
+        yield source, tables.read_saved(path, split, bad, columns, notes)
+    elif path.is_dir():
+        for file in files_of(path, split):
+            yield str(file), _opened(file, readers[file.suffix])
+    elif is_hub_name(source):
+        yield source, tables.read_hub(source, subset, split, bad, columns, notes)
+    elif path.suffix in readers:
+        yield source, _opened(path, readers[path.suffix])
+    else:
+        raise ValueError(
+            f"{source}: prompts are read from {', '.join(readers)} files, directories of them and hub datasets; "
+            "convert it to one of these"
+        )
+
+
+def _opened(file: Path, reader: Callable[[Path], Iterator[Row | None]]) -> Iterator[Row | None]:
     try:
-        rows = readers[file.suffix](file)
+        yield from reader(file)
     except OSError as error:
         raise ValueError(f"{file}: {error.strerror or error}; name an existing file") from error
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{file}: not UTF-8 text ({error}); convert it") from error
-    if not rows:
-        raise ValueError(f"{file}: there is no row in it")
-    return rows
 
 
-def _read_jsonl(file: Path) -> list[Row]:
-    rows = []
-    with file.open(encoding="utf-8-sig") as lines:
-        for number, line in enumerate(lines, 1):
-            if line.strip():
-                rows.append(_object(_parse(line.rstrip(), file, number), f"{file}, line {number}"))
-    return rows
-
-
-def _read_json(file: Path) -> list[Row]:
-    content = _parse(file.read_text(encoding="utf-8-sig"), file, 1)
-    if not isinstance(content, list):
-        raise ValueError(f"{file}: expected a list of objects, found {type(content).__name__}")
-    return [_object(element, f"{file}, element {number}") for number, element in enumerate(content)]
-
-
-def _read_csv(file: Path) -> list[Row]:
-    with file.open(encoding="utf-8-sig", newline="") as lines:
-        reader = csv.DictReader(lines, restkey="", restval=None)
-        rows = []
-        for row in reader:
-            if "" in row or None in row.values():
-                columns = ", ".join(reader.fieldnames or [])
-                raise ValueError(f"{file}, line {reader.line_num}: not one value for each column ({columns})")
-            rows.append(row)
-    return rows
-
-
-def _parse(text: str, file: Path, first_line: int) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        line = first_line + error.lineno - 1
-        raise ValueError(f"{file}, line {line}, column {error.colno}: not valid JSON: {error.msg}") from error
-
-
-def _object(value: Any, where: str) -> Row:
-    if not isinstance(value, dict):
-        raise ValueError(f"{where}: expected an object with columns, found {type(value).__name__}")
-    return value
+def files_of(directory: Path, split: str | None) -> list[Path]:
+    """Files of a directory and those below that hold rows, in order; with `split`, those with it in their name."""
+    found = sorted(
+        file
+        for file in directory.rglob("*")
+        if file.suffix in FORMATS
+        and file.is_file()
+        and not any(part.startswith(".") for part in file.relative_to(directory).parts)
+    )
+    if not found:
+        raise ValueError(f"{directory}: there is no {', '.join(FORMATS)} file in this directory; name another")
+    if split is None:
+        return found
+    word = re.compile(rf"(?<![^\W_]){re.escape(split)}(?![^\W\d_])")
+    chosen = [file for file in found if word.search(str(file.relative_to(directory)))]
+    if not chosen:
+        names = ", ".join(str(file.relative_to(directory)) for file in found[:5])
+        raise ValueError(
+            f"{directory}: no file in it has the split {split} in its name (it has {names}); name the file itself"
+        )
+    return chosen

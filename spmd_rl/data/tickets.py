@@ -25,16 +25,21 @@ class Ticket:
         return self.prompt_tokens + self.response_tokens
 
 
+UNJUDGED = "unjudged"
+"""The cause of a sample that no rule has looked at: reward models alone scored it."""
+
+
 @dataclass(frozen=True)
 class Scored:
     """A sample's reward and why it got it."""
 
     id: int
     reward: float
-    """Sum over the rules of weight * score."""
+    """Sum over the rules of weight * score, and over the reward models of weight * normalised score."""
     cause: str
-    """correct, wrong, unparsed, truncated, timeout or crash: that of the first rule that judges the answer."""
+    """correct, wrong, unparsed, truncated, timeout or crash: that of the first rule that judges the answer.
+    UNJUDGED without rules."""
     scores: dict[str, float]
-    """Rule name -> unweighted score."""
+    """Name of a rule or reward model -> unweighted score, as it came."""
     extracted: str | None = None
-    """The answer that the first rule to find one found; it stays on the rank that graded."""
+    """The answer that the rule which gave the cause found in the response; it stays on the rank that graded."""

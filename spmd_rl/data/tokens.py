@@ -1,5 +1,7 @@
 """The door to tokenizers: text to token ids, once, and back."""
 
+import hashlib
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,28 +26,77 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> Any:
     return AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=trust_remote_code)
 
 
-def render(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
+def render(tokenizer: Any, messages: Sequence[Message], **template: Any) -> list[int]:
     """The chat template's token ids, up to where the assistant begins to answer."""
-    return render_all(tokenizer, [messages])[0]
+    return render_all(tokenizer, [messages], **template)[0]
 
 
-def render_all(tokenizer: Any, conversations: Sequence[Sequence[Message]]) -> list[list[int]]:
+def render_all(tokenizer: Any, conversations: Sequence[Sequence[Message]], **template: Any) -> list[list[int]]:
     """render, for many conversations in one call of the tokenizer."""
+    return encode_rendered(tokenizer, render_text(tokenizer, conversations, **template))
+
+
+def render_text(
+    tokenizer: Any,
+    conversations: Sequence[Sequence[Message]],
+    template: str | None = None,
+    enable_thinking: bool | None = None,
+) -> list[str]:
+    """What the chat template makes of each conversation, as text. template: Jinja in place of the tokenizer's own."""
     if not conversations:
         return []
-    texts = render_text(tokenizer, conversations)
-    # The template has written the special tokens already.
-    return tokenizer(texts, add_special_tokens=False)["input_ids"]
+    chosen = spelling(tokenizer, template, enable_thinking)
+    return tokenizer.apply_chat_template(list(conversations), tokenize=False, add_generation_prompt=True, **chosen)
 
 
-def render_text(tokenizer: Any, conversations: Sequence[Sequence[Message]]) -> list[str]:
-    """What the chat template makes of each conversation, as text."""
-    if not tokenizer.chat_template:
+def spelling(tokenizer: Any, template: str | None, enable_thinking: bool | None) -> dict[str, Any]:
+    """What a chat template is called with; ValueError where there is none, or where it does not know the setting."""
+    spelled = chat_template(tokenizer) if template is None else template
+    if not spelled:
         raise ValueError(
-            f"data.template = chat: the tokenizer in {tokenizer.name_or_path} has no chat template; "
-            "set data.template to plain, or add chat_template.jinja to the model's directory"
+            f"data.template = chat: the tokenizer in {tokenizer.name_or_path} has no chat template; set data.template "
+            "to plain, to a name in configs/templates, or add chat_template.jinja to the model's directory"
         )
-    return tokenizer.apply_chat_template(list(conversations), tokenize=False, add_generation_prompt=True)
+    chosen: dict[str, Any] = {} if template is None else {"chat_template": template}
+    if enable_thinking is not None:
+        if "enable_thinking" not in spelled:
+            raise ValueError(
+                f"data.enable_thinking = {enable_thinking}: the template does not know it, so it would change nothing; "
+                "leave it out, or set data.template to one that does, such as qwen3"
+            )
+        chosen["enable_thinking"] = enable_thinking
+    return chosen
+
+
+def chat_template(tokenizer: Any) -> str:
+    """The tokenizer's own template; empty: it has none."""
+    spelled = tokenizer.chat_template
+    # Some have several by name.
+    return (spelled.get("default") or "") if isinstance(spelled, dict) else spelled or ""
+
+
+def encode_rendered(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
+    """Token ids of texts in which the template has written the special tokens already."""
+    return tokenizer(list(texts), add_special_tokens=False)["input_ids"] if texts else []
+
+
+def render_finished(tokenizer: Any, conversations: Sequence[Sequence[Message]]) -> list[list[int]]:
+    """The chat template's token ids of conversations that end with the assistant's answer."""
+    texts = render_finished_text(tokenizer, conversations) if conversations else []
+    return tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else []
+
+
+def render_finished_text(tokenizer: Any, conversations: Sequence[Sequence[Message]]) -> list[str]:
+    """What the chat template makes of conversations that end with the assistant's answer, as text."""
+    return tokenizer.apply_chat_template(list(conversations), tokenize=False, add_generation_prompt=False)
+
+
+def same_tokens(one: Any, other: Any) -> bool:
+    """Whether two tokenizers give every text the same ids."""
+    backends = [getattr(tokenizer, "backend_tokenizer", None) for tokenizer in (one, other)]
+    if None in backends:
+        return type(one) is type(other) and one.get_vocab() == other.get_vocab()
+    return backends[0].to_str() == backends[1].to_str()
 
 
 def encode_all(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
@@ -56,3 +107,15 @@ def encode_all(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
 def decode(tokenizer: Any, ids: Sequence[int], special: bool = False) -> str:
     """Text of token ids. special: end tokens and the like are shown."""
     return tokenizer.decode(ids, skip_special_tokens=not special, clean_up_tokenization_spaces=False)
+
+
+def fingerprint(tokenizer: Any) -> str:
+    """A hash of all that decides which token ids a text has: the same for the same files, whatever their directory."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    rules = backend.to_str() if backend is not None else json.dumps(sorted(tokenizer.get_vocab().items()))
+    special = json.dumps(getattr(tokenizer, "special_tokens_map", {}), sort_keys=True, default=str)
+    return text_fingerprint(rules + special)
+
+
+def text_fingerprint(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

@@ -1,6 +1,6 @@
 """Which rank holds which part: pure arithmetic between a rank and its coordinates."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 from spmd_rl.config.config import ParallelConfig, RolloutConfig
@@ -66,6 +66,16 @@ class TrainLayout:
             virtual=parallel.virtual,
             layers_per_stage=tuple(parallel.layers_per_stage),
         )
+
+    def suited_to(self, layers: int) -> Self:
+        """The same ranks for a model of another depth, its layers dealt out as evenly as they can be."""
+        chunks = self.pipeline * self.virtual
+        if sum(self.layers_per_stage) == layers:
+            return self
+        if layers % chunks == 0 or layers < chunks:
+            return replace(self, layers_per_stage=())
+        counts = [layers // chunks + (chunk >= chunks - layers % chunks) for chunk in range(chunks)]
+        return replace(self, layers_per_stage=tuple(counts))
 
     @property
     def stage_ranks(self) -> int:

@@ -18,6 +18,19 @@ class RewardSample:
     """Either "stop" or "length" (the response limit cut it off)."""
     row: dict = field(default_factory=dict)
     """The prompt's whole row in the data set."""
+    prompt_ids: list[int] = field(default_factory=list)
+    """The prompt's tokens as they went to the engine."""
+    response_ids: list[int] = field(default_factory=list)
+    """The response's tokens, the end token included where it ended with one."""
+    response_tokens: int = 0
+    """Their number; 0: that of response_ids."""
+    response_limit: int = 0
+    """Tokens after which a response is cut off; 0: not known."""
+
+    @property
+    def tokens(self) -> int:
+        """Length of the response in tokens; 0 where neither ids nor a number came with it."""
+        return self.response_tokens or len(self.response_ids)
 
 
 @dataclass(frozen=True)
@@ -29,6 +42,11 @@ class Grade:
     """One of CAUSES, or None from a rule that does not judge the answer (format, length)."""
     extracted: str | None = None
     """The answer the rule found in the response."""
+
+    @property
+    def correct(self) -> bool:
+        """The answer was judged and is right."""
+        return self.cause == "correct"
 
 
 def as_grade(rule: str, value) -> Grade:

@@ -1,4 +1,4 @@
-"""The policy as a Megatron-Core model, built from what the Hugging Face config.json says."""
+"""The policy, or a model that scores, as a Megatron-Core model, built from what the Hugging Face config.json says."""
 
 import math
 from typing import Any
@@ -14,6 +14,7 @@ from spmd_rl.config.model_shape import ModelShape
 from spmd_rl.distributed.layout import TrainLayout
 from spmd_rl.training.layers import RMSNorm, layer_spec, mark_parameters
 from spmd_rl.training.rotary import LatentRotary, PositionRotary, angle_factor, inverse_frequencies
+from spmd_rl.training.value_head import ValueHead
 
 
 class ModelChunk(GPTModel):
@@ -96,6 +97,10 @@ def _build_chunk(shape: ModelShape, layers: range, config: TransformerConfig, nu
         rotary = LatentRotary(frequencies, angle_factor(shape))
         for layer in chunk.decoder.layers:
             layer.self_attention.rotary_pos_emb = rotary
+    if shape.head == "value" and chunk.post_process:
+        # In place of the layer over the vocabulary, which Megatron makes for every last stage.
+        del chunk.output_layer
+        chunk.value_head = ValueHead(config, shape.labels)
     mark_parameters(chunk)
     return chunk
 

@@ -69,6 +69,11 @@ def check_headers(path: str | Path, headers: Mapping[str, Header], shape: Sizes)
     """Raise ValueError unless the tensors are those of the model: all of them, of the right shape, and no others."""
     expected = hf_tensors(shape)
     missing = [name for name in expected if name not in headers]
+    if missing == ["score.weight"]:
+        raise ValueError(
+            f"model.path = {path}: lacks score.weight, its score head; its config.json names a model that scores, its "
+            "weights are those of one that doesn't: fetch them again, or train a head first"
+        )
     if missing:
         raise ValueError(f"model.path = {path}: lacks {_some(missing)}; its config.json describes another model")
     unexpected = [name for name in headers if name not in expected and not _harmless(name, shape)]

@@ -1,13 +1,18 @@
 """The samples of one step on the ranks that hold them, and how they travel."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import torch
 
 from spmd_rl.data.prompts import Prompt
 from spmd_rl.data.tickets import Scored
 from spmd_rl.rollout.requests import Completion
-from spmd_rl.training.packing import TrainSample
+
+if TYPE_CHECKING:  # what only generates keeps samples too, and needs nothing of training
+    from spmd_rl.training.packing import TrainSample
 
 
 class SampleStore:
@@ -19,6 +24,8 @@ class SampleStore:
         self.prompts: dict[int, Prompt] = {}
         self.scored: dict[int, Scored] = {}
         self.training: dict[int, TrainSample] = {}
+        self.read: dict[int, tuple[int, torch.Tensor]] = {}
+        """Sample -> its tokens as a reward model reads them [L], after so many that its prompt's samples share."""
 
     def forget(self) -> None:
         self.made.clear()
@@ -26,6 +33,7 @@ class SampleStore:
         self.prompts.clear()
         self.scored.clear()
         self.training.clear()
+        self.read.clear()
 
 
 def to_wire(completions: Iterable[Completion]) -> torch.Tensor:
@@ -39,6 +47,8 @@ def to_wire(completions: Iterable[Completion]) -> torch.Tensor:
 
 def from_wire(wire: torch.Tensor) -> list[TrainSample]:
     """The samples of one sender."""
+    from spmd_rl.training.packing import TrainSample
+
     samples = []
     at = 0
     while at < len(wire):
@@ -54,3 +64,22 @@ def from_wire(wire: torch.Tensor) -> list[TrainSample]:
             )
         )
     return samples
+
+
+def read_to_wire(read: Iterable[tuple[int, int, torch.Tensor]]) -> torch.Tensor:
+    """(sample, shared tokens, tokens) of each as one int32 tensor: id, shared, length, tokens."""
+    parts = [torch.empty(0, dtype=torch.int32)]
+    for sample, shared, tokens in read:
+        parts += [torch.tensor([sample, shared, len(tokens)], dtype=torch.int32), tokens.int()]
+    return torch.cat(parts)
+
+
+def read_from_wire(wire: torch.Tensor) -> list[tuple[int, int, torch.Tensor]]:
+    """What one sender has read."""
+    found = []
+    at = 0
+    while at < len(wire):
+        sample, shared, length = wire[at : at + 3].tolist()
+        found.append((sample, shared, wire[at + 3 : at + 3 + length].long()))
+        at += 3 + length
+    return found

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from spmd_rl.config.config import Config, ConfigError, ModelConfig
+from spmd_rl.config.config import Config, ConfigError, ModelConfig, RewardModelConfig
 from spmd_rl.config.load import dump, knobs, load_config
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
@@ -60,6 +60,37 @@ def test_lists_and_rules_replace_the_default_ones():
         "-",
         "*",
     )
+
+
+def test_sections_under_a_users_own_name_come_from_the_file_and_the_command_line(tmp_path):
+    text = "model: {path: m}\nreward:\n  models:\n    helpful: {path: a, clip: [-2, 2]}\n    safe: {path: b}\n"
+    config = load_config(
+        [*write(tmp_path, text), "--reward.models.safe.weight", "0.5", "--reward.models.brief-1.path", "c"]
+    )
+    assert config.reward.models == {
+        "helpful": RewardModelConfig("a", clip=(-2.0, 2.0)),
+        "safe": RewardModelConfig("b", weight=0.5),
+        "brief_1": RewardModelConfig("c"),
+    }
+    assert load_config(write(tmp_path, dump(config))) == config
+
+
+@pytest.mark.parametrize(
+    "text, arguments, said",
+    [
+        ("models: 3", [], "reward.models = 3: expected names"),
+        ("models: {a: }", [], "reward.models = {'a': None}: expected names"),
+        ("models: {a.b: {path: x}}", [], "expected names (of letters, digits and _), each with settings"),
+        ("models: {a: {pth: x}}", [], "reward.models.a.pth: there is no such setting; did you mean"),
+        ("models: {a: {weight: x}}", [], "reward.models.a.weight = 'x': expected a number"),
+        ("models: ", ["--reward.models.a.wieght", "1"], "did you mean reward.models.NAME.weight?"),
+        ("models: ", ["--reward.models.a.dtype", "half"], "reward.models.a.dtype = half: expected one of float32"),
+        ("models: ", ["--reward.models.a.b.path", "x"], "reward.models.a.b.path: there is no such setting"),
+    ],
+)
+def test_mistakes_in_sections_under_a_users_own_name_are_named(tmp_path, text, arguments, said):
+    (problem,) = problems([*write(tmp_path, f"model: {{path: m}}\nreward: {{{text}}}\n"), *arguments])
+    assert said in problem
 
 
 @pytest.mark.parametrize("text, value", [("1e-6", 1e-6), ("1.0e-6", 1e-6), ("1", 1.0), ("'3e-5'", 3e-5)])

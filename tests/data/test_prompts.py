@@ -1,12 +1,11 @@
 """Files and made problems to prompts, and the order in which steps take them."""
 
 import json
-from dataclasses import replace
 
 import pytest
 
 from spmd_rl.config.config import Config, DataConfig, ModelConfig, TrainConfig
-from spmd_rl.data.prompts import PromptOrder, load_prompts
+from spmd_rl.data.prompts import load_prompts
 
 
 class Tokenizer:
@@ -60,7 +59,7 @@ def test_json_jsonl_and_csv_files_give_the_same_prompts(load):
     expected = load(rows)
     assert load(json.dumps(rows), name="rows.json") == expected
     assert load('prompt,answer\n"a ""b"", c\nd",2\ne,3\n', name="rows.csv") == expected
-    assert load("\ufeff\n" + "\n\n".join(map(json.dumps, rows)) + "\n\n", name="rows2.jsonl") == expected
+    assert load("\ufeff\n" + "\n\n".join(map(json.dumps, rows)) + "\n\n") == expected
 
 
 def test_columns_are_named_and_may_lie_inside_an_object(load):
@@ -72,7 +71,7 @@ def test_columns_are_named_and_may_lie_inside_an_object(load):
 def test_a_missing_column_names_file_setting_and_the_columns_there_are(load):
     said = refusal(load, ROWS, prompt_column="question")
     assert said.startswith("data.prompt_column = question: row 0 of ")
-    assert "rows.jsonl has no such column" in said and said.endswith("prompt, answer")
+    assert "rows.jsonl has no such column; it has prompt, answer; name one of these" in said
     said = refusal(load, ROWS, answer_column="level")
     assert said.startswith("data.answer_column = level: row 0 of ")
 
@@ -133,7 +132,7 @@ def test_overlong_prompts_are_dropped_with_a_count_or_refused_by_row_and_length(
     loaded = load(rows, max_prompt_length=50)
     assert [prompt.index for prompt in loaded.prompts] == [0, 1]
     (note,) = loaded.notes
-    assert note.startswith("data.max_prompt_length = 50: 1 of 3 prompts of") and "up to 117 tokens" in note
+    assert note.startswith("data.max_prompt_length = 50: 1 of 3 prompts of") and "the longest has 117 tokens" in note
     assert "(row 2: 117 tokens)" in refusal(load, rows, max_prompt_length=50, overlong_prompts="refuse")
     assert "the shortest has 20 tokens" in refusal(load, rows, max_prompt_length=5)
     assert len(load(rows, max_prompt_length=117).prompts) == 3
@@ -154,7 +153,7 @@ def test_overlong_prompts_are_dropped_with_a_count_or_refused_by_row_and_length(
         ("rows.csv", "prompt,answer\na,1\nb\n", "rows.csv, line 3: not one value for each column (prompt, answer)"),
         ("rows.csv", "prompt,answer\na,1,2\n", "rows.csv, line 2: not one value for each column"),
         ("rows.jsonl", "", "rows.jsonl: there is no row in it"),
-        ("rows.parquet", "", "rows.parquet: prompts are read from .jsonl, .json, .csv files"),
+        ("rows.parquet", "", "rows.parquet: not a whole Parquet file"),
     ],
 )
 def test_a_file_that_cannot_be_read_names_file_and_line(load, name, text, said):
@@ -191,18 +190,6 @@ def test_made_problems_need_no_named_columns():
     assert len(load_prompts(Config(ModelConfig("m"), data), Tokenizer(), "train").prompts) == 2000
 
 
-def test_an_epoch_takes_every_prompt_once_and_no_step_depends_on_another():
-    order = PromptOrder(prompts=10, seed=1, shuffle=True)
-    taken = [position for step in range(10) for position in order.take(step, 3)]
-    epochs = [taken[start : start + 10] for start in (0, 10, 20)]
-    assert [sorted(epoch) for epoch in epochs] == [list(range(10))] * 3
-    assert epochs[0] != epochs[1] != epochs[2]
-    assert order.take(3, 3) == taken[9:12]
-    assert order.take(0, 25) == taken[:25]
-
-
-def test_the_order_follows_the_seed_and_without_shuffling_the_file():
-    order = PromptOrder(prompts=50, seed=1, shuffle=True)
-    assert order.take(0, 50) == PromptOrder(50, 1, True).take(0, 50)
-    assert order.take(0, 50) != replace(order, seed=2).take(0, 50)
-    assert replace(order, shuffle=False).take(1, 30) == [*range(30, 50), *range(10)]
+def test_rows_without_an_answer_are_prompts_where_no_answer_is_asked_for(load):
+    asked = load([{"prompt": "1+1"}, {"prompt": "two"}], answer_column="")
+    assert [(prompt.text, prompt.answer) for prompt in asked.prompts] == [("1+1", ""), ("two", "")]

@@ -27,6 +27,13 @@ def test_context_ranks_are_next_to_each_other_and_see_the_same_samples():
         assert layout.rank(at.tensor, at.data, at.pipeline, at.context) == rank
 
 
+def test_a_layout_takes_a_model_of_another_depth():
+    layout = TrainLayout(tensor=1, pipeline=3, data=1, layers_per_stage=(2, 3, 3))
+    assert layout.suited_to(8) is layout
+    assert layout.suited_to(6).chunk_layers(6) == (range(2), range(2, 4), range(4, 6))
+    assert layout.suited_to(7).chunk_layers(7) == (range(2), range(2, 4), range(4, 7))
+
+
 def test_a_replica_is_consecutive_ranks():
     layout = RolloutLayout(tensor=2, world=6)
     assert (layout.replicas, layout.replica(5), layout.tensor_rank(5), layout.ranks(2)) == (3, 2, 1, (4, 5))

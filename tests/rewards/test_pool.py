@@ -42,6 +42,35 @@ def obey(sample):
     if word == "row": return float(sample.row["weight"])
     return Grade(1.0, "correct")
 
+async def ask(sample):
+    """Does what the response says, as a rule that asks a server would."""
+    import asyncio
+    word, _, rest = sample.response.partition(" ")
+    if word == "hang": await asyncio.sleep(1000)
+    if word == "block": time.sleep(1000)
+    if word == "raise": raise OSError("no server")
+    if word == "vanish": os._exit(7)
+    if word == "meet":
+        open(f"{rest}/{os.getpid()}-{id(sample)}", "w").close()
+        while len(os.listdir(rest)) < 5: await asyncio.sleep(0.01)
+    return 0.25
+
+def together(samples, short=False):
+    """Each sample's score is how many came with it."""
+    words = [sample.response.split()[0] for sample in samples]
+    if "sleep" in words: time.sleep(1000)
+    if "raise" in words: raise KeyError("one of them")
+    if "vanish" in words: os._exit(7)
+    return [float(len(samples))] * (len(samples) - short)
+
+async def together_later(samples):
+    import asyncio
+    await asyncio.sleep(1000 if any(s.response == "sleep" for s in samples) else 0)
+    return [0.75 for sample in samples]
+
+def ids(sample): return sample.prompt_ids[0] + sample.response_ids[1]
+def hungry(sample): return float(len(bytearray(2**31 if sample.response == "much" else 1)) > 0)
+def hang_in_c(sample): return float(len(str(7 ** (10 ** 9))) if sample.response == "hang" else 1)
 def other(sample): return 0.5
 def judge(sample): return Grade(0.0, "unparsed")
 '''
@@ -79,7 +108,7 @@ def wait_until(true, seconds=10.0):
 
 
 def processes(pool) -> list[int]:
-    return [worker._process.pid for worker in pool._workers]
+    return [worker.process for worker in pool._workers]
 
 
 def test_many_samples_come_back_each_once_with_their_own_verdict(pool):
@@ -113,7 +142,7 @@ def test_a_rule_that_takes_too_long_is_killed_and_the_other_verdicts_stand(pool,
     ]
     assert pool.busy_seconds >= 2.0
     killed = set(before) - set(processes(pool))
-    assert len(killed) == 1 and not alive(killed.pop())
+    assert len(killed) == 1 and wait_until(lambda: not any(map(alive, killed)))
     assert "reward.timeout_seconds = 2" in caplog.text
 
 
@@ -249,7 +278,7 @@ def test_no_process_is_left_when_the_parent_is_killed(rules, word):
         "from spmd_rl.rewards.grade import RewardSample\n"
         "pool = GraderPool({sys.argv[1]: 1.0}, workers=2, timeout_seconds=600)\n"
         "for i in range(2): pool.submit(i, RewardSample('q', sys.argv[2], 'a'))\n"
-        "print(*[w._process.pid for w in pool._workers], flush=True)\n"
+        "print(*[w.process for w in pool._workers], flush=True)\n"
         "time.sleep(1000)\n"
     )
     parent = subprocess.Popen(
@@ -262,3 +291,76 @@ def test_no_process_is_left_when_the_parent_is_killed(rules, word):
     parent.wait()
     parent.stdout.close()
     assert wait_until(lambda: not any(map(_runs, pids)))
+
+
+def scored(pool, *responses):
+    return [(s.reward, s.cause) for s in grade(pool, *responses)]
+
+
+def test_asynchronous_gradings_overlap_in_one_process(rules, tmp_path):
+    with GraderPool({rules("ask"): 1.0}, workers=1, timeout_seconds=20.0, batch=5) as pool:
+        assert len(processes(pool)) == 1
+        (tmp_path / "here").mkdir()
+        assert scored(pool, *[f"meet {tmp_path}/here"] * 5) == [(0.25, "correct")] * 5
+
+
+def test_an_asynchronous_grading_that_hangs_blocks_raises_or_vanishes_costs_its_own_score_only(rules):
+    with GraderPool({rules("ask"): 1.0}, workers=1, timeout_seconds=0.5) as pool:
+        fine, late, crash = (0.25, "correct"), (0.0, "timeout"), (0.0, "crash")
+        assert scored(pool, "fine", "hang", "fine", "raise") == [fine, late, fine, crash]
+        assert scored(pool, "fine", "block", "fine") == [fine, late, fine]
+        assert scored(pool, "fine", "fine", "vanish") == [fine, fine, crash]
+        assert scored(pool, "fine") == [fine]
+
+
+@pytest.mark.parametrize("word, cause", [("sleep", "timeout"), ("raise", "crash"), ("vanish", "crash")])
+def test_a_batch_with_one_bad_sample_does_not_lose_the_others(rules, word, cause):
+    with GraderPool({rules("together"): 1.0}, timeout_seconds=0.5, batch=8) as pool:
+        assert scored(pool, "a", "b", word, "c") in ([(1.0, "correct")] * 2 + [(0.0, cause), (1.0, "correct")],)
+
+
+def test_a_rule_for_lists_is_given_what_waits_up_to_the_batch(rules):
+    with GraderPool({"exact": 0.0, rules("together"): 1.0, rules("other"): 1.0}, batch=4) as pool:
+        found = [s.scores[rules("together")] for s in grade(pool, *"abcdefghijkl")]
+        assert max(found) <= 4.0 and sum(1 / size for size in found) < 12
+        assert [s.scores[rules("other")] for s in grade(pool, "a", "b")] == [0.5, 0.5]
+
+
+def test_a_rule_for_lists_that_returns_too_few_stops_the_run(rules):
+    name = f"{rules('together')}(short=true)"
+    with GraderPool({name: 1.0}) as pool:
+        pool.submit(0, RewardSample("q", "x", "a"))
+        with pytest.raises(ValueError, match="returned 0 values for 1 samples"):
+            pool.collect(block=True)
+
+
+def test_an_asynchronous_rule_for_lists_is_stopped_when_it_takes_too_long(rules):
+    with GraderPool({rules("together_later"): 1.0}, timeout_seconds=0.5) as pool:
+        assert scored(pool, "a", "sleep", "b") == [(0.75, "correct"), (0.0, "timeout"), (0.75, "correct")]
+
+
+def test_tokens_reach_the_rule(rules):
+    with GraderPool({rules("ids"): 1.0}) as pool:
+        assert grade(pool, "x", prompt_ids=[3, 4], response_ids=[5, 6])[0].reward == 9.0
+
+
+def test_a_rule_that_exhausts_the_memory_is_a_crash_and_grading_goes_on(rules, caplog):
+    with GraderPool({rules("hungry"): 1.0, rules("other"): 1.0}, memory_mib=512) as pool:
+        assert scored(pool, "a", "much", "b") == [(1.5, "correct"), (0.5, "crash"), (1.5, "correct")]
+    assert "reward.memory_mib = 512" in caplog.text
+
+
+def test_hangs_in_c_and_in_sympy_cost_no_other_verdict(rules):
+    hang = r"\boxed{9^{9^{9^{9^{9}}}} - x}"
+    with GraderPool({"math_answer": 1.0, rules("hang_in_c"): 0.5}, workers=2, timeout_seconds=1.0) as pool:
+        for number in range(200):
+            response = {50: hang, 100: "hang"}.get(number, str(number))
+            pool.submit(number, RewardSample("q", response, "x" if response == hang else str(number)))
+        found = {s.id: (s.reward, s.cause) for s in pool.collect(block=True)}
+    assert found.pop(50) == (0.5, "timeout") and found.pop(100) == (0.0, "timeout")
+    assert set(found.values()) == {(1.5, "correct")} and len(found) == 198
+
+
+def test_the_answer_that_was_found_comes_back_with_the_score():
+    with GraderPool({"format": 0.5, "math_answer": 1.0}) as pool:
+        assert [s.extracted for s in grade(pool, "So 7", "")] == ["7", None]

@@ -16,6 +16,8 @@ import pytest
 from spmd.ranks import ROOT
 from spmd_rl.data.samples import read_samples
 from spmd_rl.patches import megatron_core, vllm
+from tiny_models import make_tiny
+from tiny_tokenizer import make_tokenizer
 
 RULES = '''
 import time
@@ -90,8 +92,18 @@ def rules(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def finished(tiny_models, rules, tmp_path_factory):
-    """A run with everything on: reference model, two mini-batches, two rules of which one hangs, W&B offline."""
+def scorers(tmp_path_factory):
+    """Reward models: one with the policy's tokenizer, and one of two outputs with a tokenizer of its own."""
+    root = tmp_path_factory.mktemp("scorers")
+    make_tokenizer(make_tiny(root / "helpful", "llama", value_head=True))
+    make_tokenizer(make_tiny(root / "brief", "qwen3", value_head=True, labels=2, vocabulary=300, layers=3), 300)
+    return {name: root / name for name in ("helpful", "brief")}
+
+
+@pytest.fixture(scope="module")
+def finished(tiny_models, rules, scorers, tmp_path_factory):
+    """A run with everything on: reference model, two mini-batches, two rules of which one hangs, two reward models,
+    W&B offline."""
     run_dir = tmp_path_factory.mktemp("run") / "run"
     arguments = flags(
         tiny_models["llama"],
@@ -102,7 +114,17 @@ def finished(tiny_models, rules, tmp_path_factory):
             "train.learning_rate": 1e-3,
             "reward.rules": ("math_answer", "1.0", f"{rules}:hangs_on_one", "0.5"),
             "reward.timeout_seconds": 1.0,
+            "reward.models.helpful.path": scorers["helpful"],
+            "reward.models.helpful.normalize": "group",
+            "reward.models.brief.path": scorers["brief"],
+            "reward.models.brief.label": 1,
+            "reward.models.brief.weight": 0.25,
             "rollout.stop": ("zz",),
+            "evaluation.benchmarks": ("configs/datasets/arithmetic_demo.yaml",),
+            "evaluation.limit": 3,
+            "evaluation.samples": 2,
+            "evaluation.temperature": 0.8,
+            "evaluation.max_response_length": 10,
             "run.wandb": "offline",
             "run.samples_logged": -1,
         },
@@ -155,18 +177,41 @@ def test_the_metrics_have_their_names_and_the_phases_fit_into_the_step(finished)
             response_length/max response_length/min prompt_length/mean e2e_tps update_tps vllm_tps rollout/response_tps
             rollout/truncated_fraction rollout/prefix_cache_hit_fraction rollout/imbalance_fraction
             correction/logprob_gap_mean correction/logprob_gap_max groups/kept_fraction reward/cause/timeout
+            timing/reward_model timing/reward_model_onload timing/reward_model_offload bytes/reward_model/network
+            memory/reward_model/peak_bytes grpo/helpful_rewards/mean grpo/brief_rewards/mean
             memory/update/peak_bytes memory/rollout/peak_bytes bytes/reshard_to_infer/network""".split():
             assert name in row, name
-        parts = sum(
-            row[f"timing/{phase}"]
-            for phase in "rollout old_log_p update reference_model reshard_to_train reshard_to_infer".split()
-        )
+        phases = "rollout old_log_p update reference_model reward_model reshard_to_train reshard_to_infer"
+        parts = sum(row[f"timing/{phase}"] for phase in phases.split())
         assert row["timing/all"] >= parts + row["timing/non_overlap_rule_reward"]
         assert row["correction/logprob_gap_max"] < 1e-3
         assert row["grad_norm"] > 0
     assert rows[1]["correction/canary_gap"] < 1e-3 and "correction/canary_gap" not in rows[2]  # every tenth step
     # The policy leaves the reference with the first update of the first step.
     assert rows[2]["actor/kl_loss"] > rows[1]["actor/kl_loss"] > 1e-6
+
+
+def test_a_reward_model_scores_what_a_person_would_give_it_and_is_rewarded_beside_the_rules(finished, scorers):
+    run_dir, output, _ = finished
+    assert "reward model helpful: reads the policy's token ids, and scores at the last token of '<|im_end|>" in output
+    assert "reward model brief: reads the conversation in its own chat template and tokenizer" in output
+    import torch
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    model = AutoModelForSequenceClassification.from_pretrained(scorers["brief"], dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(scorers["brief"])
+    samples = [sample for sample in read_samples(run_dir) if sample["step"] == 2]
+    assert samples
+    for sample in samples:
+        question = re.fullmatch(r"<\|im_start\|>user\n(.*)<\|im_end\|>\n<.*\n", sample["prompt"])[1]
+        said = [{"role": "user", "content": question}, {"role": "assistant", "content": sample["response"]}]
+        ids = tokenizer(tokenizer.apply_chat_template(said, tokenize=False), return_tensors="pt")["input_ids"]
+        with torch.no_grad():
+            assert sample["scores"]["brief"] == pytest.approx(model(ids).logits[0, 1].item(), abs=1e-4)
+        _, hangs, _, brief = sample["scores"].values()
+        # The other one's weighted score was normalised within its prompt: of four samples, none is further away.
+        rest = sample["reward"] - sample["scores"]["math_answer"] - 0.5 * hangs - 0.25 * brief
+        assert abs(rest) <= 1.5
 
 
 def test_a_grader_that_hangs_costs_its_timeout_and_is_counted(finished):
@@ -180,6 +225,22 @@ def test_one_line_a_step_and_a_summary_are_printed(finished):
     assert "evaluation before training: arithmetic accuracy" in output
     assert str(run_dir / "samples") in output
     assert "Traceback" not in output
+
+
+def test_every_benchmark_is_evaluated_before_and_after_and_its_answers_are_kept(finished):
+    run_dir, _, rows = finished
+    for row, step in ((rows[0], 0), (rows[-1], 2)):
+        for name, questions in (("arithmetic", 4), ("arithmetic_demo", 3)):
+            found = {key.removeprefix(f"eval/{name}/"): row[key] for key in row if key.startswith(f"eval/{name}/")}
+            assert {"accuracy", "pass_at_2", "majority_at_2", "response_length_mean"} <= found.keys()
+            assert {"truncated_fraction", "unparsed_fraction"} <= found.keys()
+            path = run_dir / "evaluations" / f"step_{step:06d}_{name}.jsonl"
+            lines = [json.loads(line) for line in path.read_text().splitlines()]
+            samples = [sample for line in lines for sample in line["samples"]]
+            assert (len(lines), len(samples)) == (questions, 2 * questions)
+            assert found["accuracy"] == sum(sample["cause"] == "correct" for sample in samples) / len(samples)
+            # Longer than in training, which is cut at 8.
+            assert 8 < max(sample["response_tokens"] for sample in samples) <= 10
 
 
 def test_nothing_of_a_finished_run_is_left(finished):

@@ -95,6 +95,34 @@ PACKINGS = [
 PACKED_FAMILIES = ("qwen2-tied", "qwen3", "qwen2_moe", "deepseek_v3", "deepseek_v3-yarn")
 
 
+TOGETHER, SMALL, ALONE, APART = (True, 4096), (True, 40), (False, 1), (False, 4096)
+# Models that score, by number of ranks: family, layout, (shared prompts, tokens of a micro-batch), tokens at a prompt's
+# end that its samples don't share.
+SCORERS = ("llama", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe")
+SCORING = {
+    1: [*((family, {}, TOGETHER, 0) for family in SCORERS)]
+    + [("qwen2", {}, SMALL, 2), ("qwen2", {}, ALONE, 0), ("qwen2", {}, APART, 3)],
+    2: [
+        ("llama", tp(2), TOGETHER, 0),
+        ("llama", pp(2, layers_per_stage=(3, 1)), SMALL, 1),
+        ("qwen2", tp(2, sequence=False), SMALL, 0),
+        ("qwen2", {}, ALONE, 0),
+        ("qwen2", pp(2, virtual=2), TOGETHER, 2),
+        ("qwen3", cp(2), TOGETHER, 1),
+        ("qwen3", tp(2), ALONE, 0),
+        ("qwen2_moe", tp(2, expert=2), SMALL, 0),
+        ("qwen3_moe", ep(2), APART, 0),
+        ("qwen3_moe", pp(2), TOGETHER, 0),
+    ],
+    4: [
+        ("llama", tp(2, pipeline=2), SMALL, 0),
+        ("qwen2", {}, TOGETHER, 5),
+        ("qwen3", cp(2, tensor=2), TOGETHER, 0),
+        ("qwen2_moe", tp(2, expert=4), APART, 0),
+    ],
+}
+
+
 def case(directory, layout=None, share=True, budget=BUDGET, **others):
     return {
         "model": str(directory),
@@ -196,6 +224,39 @@ def huggingface(models, tmp_path_factory):
     return results
 
 
+@pytest.fixture(scope="module")
+def scorers(tmp_path_factory):
+    """Tiny models that score, and what transformers says of the samples of all tests: scores, and their gradient."""
+    from transformers import AutoModelForSequenceClassification
+
+    from spmd.samples import advantages_of, make_samples
+
+    root, made = tmp_path_factory.mktemp("scorers"), {}
+    for family in SCORERS:
+        path = str(make_tiny(root / family, family, value_head=True, labels=2 if family == "qwen2" else 1))
+        model = AutoModelForSequenceClassification.from_pretrained(
+            path, dtype=torch.float32, attn_implementation="eager"
+        )
+        samples, _ = make_samples(model.config.vocab_size)
+        scores = {
+            name: model(torch.cat([sample.prompt, sample.response])[None]).logits[0, -1]
+            for name, sample in samples.items()
+        }
+        factors = advantages_of(samples)
+        sum(factors[name] * score for name, score in scores.items()).backward()
+        gradients = {}
+        for name, parameter in model.named_parameters():
+            gradients |= by_published_name(name, parameter.grad)
+        torch.save({name: gradient.clone() for name, gradient in gradients.items()}, root / f"{family}.pt")
+        made[family] = SimpleNamespace(
+            path=path,
+            scores={name: float(score.detach()) for name, score in scores.items()},
+            gradients=gradients.keys(),
+            file=str(root / f"{family}.pt"),
+        )
+    return made
+
+
 def check_equal_to_huggingface(found: SimpleNamespace, expected: SimpleNamespace, what: str) -> None:
     assert found.logprobs.keys() == expected.logprobs.keys()
     for name, values in expected.logprobs.items():
@@ -207,11 +268,23 @@ def check_equal_to_huggingface(found: SimpleNamespace, expected: SimpleNamespace
         assert max(gaps.values()) < most, sorted(gaps.items(), key=lambda item: -item[1])[:9] + [what]
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_every_layout_has_the_log_probabilities_and_gradient_of_huggingface(ranks, models, huggingface):
+@pytest.fixture(scope="module", params=[1, 2, 4])
+def start(request, models, huggingface, scorers):
+    """All layouts of so many ranks in one start: of models that write, and of models that score."""
+    ranks = request.param
     named = [(family, layout) for family, layouts in LAYOUTS[ranks].items() for layout in layouts]
     cases = [case(models[family], layout, gradients=huggingface[family].file) for family, layout in named]
+    scoring = SCORING[ranks]
+    cases += [
+        case(scorers[family].path, layout, *packing, gradients=scorers[family].file, score=True, own_tokens=own)
+        for family, layout, packing, own in scoring
+    ]
     reports = run_ranks("spmd.training_ranks", ranks, {"cases": cases})
+    return named, scoring, reports
+
+
+def test_every_layout_has_the_log_probabilities_and_gradient_of_huggingface(start, huggingface):
+    named, _, reports = start
     losses: dict[str, dict[str, float]] = {}
     for index, (family, layout) in enumerate(named):
         found = merged(reports, index)
@@ -219,6 +292,20 @@ def test_every_layout_has_the_log_probabilities_and_gradient_of_huggingface(rank
         assert found.sums["actor/pg_clipfrac"] > 0, "the case is too easy: nothing is clipped"
         first = losses.setdefault(family, found.sums)
         assert found.sums == pytest.approx(first, rel=1e-4), f"{family} {layout} against the first layout"
+
+
+def test_every_layout_has_the_scores_of_huggingface_and_their_gradient(start, scorers):
+    named, scoring, reports = start
+    for index, (family, *what) in enumerate(scoring, start=len(named)):
+        each = [report["cases"][index] for report in reports]
+        scores = {int(sample): score for one in each for sample, score in one["scores"].items()}
+        assert scores == pytest.approx(scorers[family].scores, abs=1e-4), f"{family} {what}"
+        gaps: dict[str, float] = {}
+        for one in each:
+            for name, gap in one["gradients"].items():
+                gaps[name] = max(gaps.get(name, 0.0), gap)
+        assert gaps.keys() == scorers[family].gradients, f"{family} {what}"
+        assert max(gaps.values()) < 1e-4, sorted(gaps.items(), key=lambda item: -item[1])[:9] + [family, what]
 
 
 @pytest.mark.parametrize("ranks, families", [(1, PACKED_FAMILIES), (2, ("qwen2-tied", "deepseek_v3"))])

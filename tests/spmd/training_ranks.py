@@ -68,6 +68,9 @@ def main() -> None:
             lambda p, path, shard=shard, shape=shape: load_shard(path, shard, p, shape),
         )
         assert trainer.parameters().keys() == shard.params.keys()
+        if "score" in case:
+            results.append(score(case, trainer, shard))
+            continue
         samples, tickets = make_samples(shape.vocabulary)
         advantages = advantages_of(samples)
         total = sum(ticket.response_tokens for ticket in tickets)
@@ -104,6 +107,63 @@ def main() -> None:
             }
         )
     report(world.rank, {"cases": results})
+
+
+def score(case, trainer, shard) -> dict:
+    """Scores of a reward model, and how far the gradient of a weighted sum of them is from Hugging Face's."""
+    import torch
+
+    from spmd.samples import advantages_of, make_samples
+    from spmd_rl.controller.planner import plan_microbatches
+    from spmd_rl.training.forward import run_values
+    from spmd_rl.training.reward_model import RewardModel, scored_sample
+    from spmd_rl.weights.load import load_shard
+
+    samples, tickets = make_samples(trainer.shape.vocabulary)
+    # What the samples of a prompt have in common need not be all of the prompt.
+    shared = {ticket.id: max(1, ticket.prompt_tokens - case["own_tokens"]) for ticket in tickets}
+    plan = plan_microbatches(
+        [
+            dataclasses.replace(t, prompt_tokens=shared[t.id], response_tokens=t.tokens - shared[t.id] + 1)
+            for t in tickets
+        ],
+        trainer.layout.data,
+        1,
+        case["budget"],
+        case["share"],
+    )
+    held = {i: scored_sample(i, torch.cat([one.prompt, one.response]), shared[i]) for i, one in samples.items()}
+    packs = trainer.pack(
+        [
+            [[held[i] for i in group] for group in batch]
+            for batch in plan.minibatches[0].microbatches[trainer.place.data_rank]
+        ],
+        case["share"],
+    )
+    label = trainer.shape.labels - 1
+    reward_model = RewardModel(
+        case["model"],
+        trainer.shape,
+        trainer.layout,
+        trainer.place,
+        trainer.device,
+        "float32",
+        trainer.config.parallel.sequence,
+        label,
+        lambda parameters, path: load_shard(path, shard, parameters, trainer.shape),
+    )
+    scores = reward_model.score(packs)
+    factors = advantages_of(samples)
+
+    def weighted(packed, values):
+        lasts = torch.tensor(packed.lengths, dtype=torch.long).cumsum(0) - 1
+        return (values[lasts, label] * torch.tensor([factors[sample.id] for sample in packed.samples])).sum()
+
+    # The same model as a critic would be: its value head is trained.
+    trainer.gradients.restore()
+    trainer.optimizer.zero_gradients()
+    run_values(trainer.wrapped, trainer.policy, trainer.place, packs, weighted, backward=True)
+    return {"scores": scores, "gradients": compare(trainer, shard, trainer.parameters(), case["gradients"])[0]}
 
 
 def compare(trainer, shard, before, expected_file: str) -> tuple[dict[str, float], dict[str, float]]:

@@ -7,7 +7,7 @@ import torch
 from spmd_rl.config.model_shape import Experts, LatentAttention
 from spmd_rl.distributed.layout import TrainLayout
 from spmd_rl.weights.families import megatron_shard
-from spmd_rl.weights.load import load_shard
+from spmd_rl.weights.load import check_headers, load_shard, read_headers
 from tests.weights.models import filled, model_shape, random_weights, save_directory
 
 LAYOUT = TrainLayout(2, 1, 1)
@@ -78,6 +78,15 @@ def test_other_tensors_are_refused_by_name(tmp_path):
     tensors = random_weights(shape) | {"model.layers.0.self_attn.q_proj.bias": torch.ones(16)}
     with pytest.raises(ValueError, match=r"holds model\.layers\.0\.self_attn\.q_proj\.bias, which a qwen3 model"):
         load(save_directory(tmp_path, tensors), shape)
+
+
+def test_a_model_that_should_score_and_has_no_head_is_said_to_have_none(tmp_path):
+    shape = model_shape(head="value", labels=1)
+    tensors = random_weights(shape)
+    assert tensors.pop("score.weight").shape == (1, shape.hidden)
+    save_directory(tmp_path, tensors)
+    with pytest.raises(ValueError, match=r"lacks score\.weight, its score head"):
+        check_headers(tmp_path, read_headers(tmp_path), shape)
 
 
 def test_a_missing_tensor_is_named_before_anything_is_copied(tmp_path):

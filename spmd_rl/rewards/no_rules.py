@@ -1,0 +1,19 @@
+"""What stands in place of the grader processes when reward models alone decide."""
+
+from spmd_rl.data.tickets import Scored
+from spmd_rl.rewards.grade import RewardSample
+
+
+class NoRules:
+    """A grader pool without rules: no sample is graded, so none has a score."""
+
+    busy_seconds = 0.0
+
+    def submit(self, id: int, sample: RewardSample) -> None:
+        pass
+
+    def collect(self, block: bool) -> list[Scored]:
+        return []
+
+    def close(self) -> None:
+        pass
