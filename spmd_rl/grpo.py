@@ -7,6 +7,7 @@ from spmd_rl.algorithms.curation import group_fractions, teaching_samples
 from spmd_rl.algorithms.reduce import token_weights
 from spmd_rl.algorithms.schedule import learning_rate
 from spmd_rl.config.config import Config
+from spmd_rl.controller.keeper import Keeper
 from spmd_rl.controller.measure import evaluate, judged_correct, keep_conversations, sample_metrics
 from spmd_rl.controller.planner import plan_microbatches
 from spmd_rl.controller.ranks import Ranks
@@ -20,12 +21,15 @@ def run_grpo(config: Config, ranks: Ranks, story: Story, log: RunLog) -> None:
     """Group Relative Policy Optimization, as rank 0 tells it (https://arxiv.org/abs/2402.03300)."""
     train, algorithm, sampling = config.train, config.algorithm, Sampling.of(config.rollout)
     reward_models = RewardModels(config, story.data_parallel, story.share_prompts)
-    for step in range(train.steps):
-        if step == 0 and config.evaluation.before or step and due(step, config.evaluation.every_steps):
-            with log.timed("evaluation"):
-                log.evaluation(step, evaluate(ranks, story.benchmarks, config, step, log))
+    keeper = Keeper(config, ranks, log, story.resumed)
+    prompts_taken = keeper.taken_up().get("prompts_taken", 0)
+    reward_models.load_state_dict(keeper.taken_up().get("reward_models", {}))
+    if keeper.first_step == 0 and config.evaluation.before:
+        evaluate(ranks, story.benchmarks, config, 0, log)
+    for step in range(keeper.first_step, train.steps):
         with log.step(step + 1) as timed:
-            rows = story.order.take(step * train.prompts_per_step, train.prompts_per_step)
+            rows = story.order.take(prompts_taken, train.prompts_per_step)
+            prompts_taken += train.prompts_per_step
             # Weights are refreshed on entry; vLLM holds the device inside.
             canary = due(step, config.rollout.canary_steps)
             with ranks.rollout_mode(timed, canary) as moved, timed("rollout"):
@@ -73,9 +77,11 @@ def run_grpo(config: Config, ranks: Ranks, story: Story, log: RunLog) -> None:
             keep_conversations(ranks, log, samples, step + 1, config.run.samples_logged)
             log.add_all(ranks.costs())
             ranks.forget()
-    if config.evaluation.after:
-        with log.timed("evaluation"):
-            log.evaluation(train.steps, evaluate(ranks, story.benchmarks, config, train.steps, log))
+        if config.evaluation.after if step + 1 == train.steps else due(step + 1, config.evaluation.every_steps):
+            evaluate(ranks, story.benchmarks, config, step + 1, log)
+        # Beside the next steps; goes on exactly from here.
+        keeper.after(step + 1, {"prompts_taken": prompts_taken, "reward_models": reward_models.state_dict()})
+    keeper.close()
     if config.run.export_hf:
         with log.timed("export"):
             ranks.export_hf(str(story.run_dir / "hf"))

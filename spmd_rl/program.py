@@ -20,7 +20,9 @@ from spmd_rl.config.config import Config
 from spmd_rl.config.load import dump, load_config, load_dataset_config
 from spmd_rl.config.model_shape import ModelShape, read_model_shape
 from spmd_rl.controller.benchmark import Benchmark
-from spmd_rl.controller.run_log import RunLog, require_wandb_key
+from spmd_rl.controller.checkpoints import Saved
+from spmd_rl.controller.keeper import Preempted
+from spmd_rl.controller.run_log import CHECKPOINTS, RunLog, require_wandb_key
 from spmd_rl.data.order import PromptOrder
 from spmd_rl.distributed.environment import local_rank_from_environment, rank_from_environment, size_from_environment
 
@@ -36,6 +38,8 @@ class Story:
     benchmarks: list[Benchmark]
     data_parallel: int
     share_prompts: bool
+    resumed: Saved | None = None
+    """The checkpoint that the ranks have taken up."""
 
 
 Tell = Callable[[Config, Any, Story, Any], None]
@@ -121,15 +125,21 @@ def run(config: Config, shape: ModelShape, tell: Tell) -> None:
         from spmd_rl.distributed import world as worlds
 
         world = worlds.start(platform, config.run.collective_timeout_seconds)
+        from spmd_rl.resume import resume_point
+
+        run_dir = Path(config.run.dir or f"runs/{config.run.name}")
+        resumed, said = resume_point(config, run_dir, world)
     except ValueError as error:
         _refuse(error)
     from spmd_rl.worker.worker import Worker
 
-    lines = applied + loaded.notes + notes(config, world.size)
+    lines = applied + loaded.notes + notes(config, world.size) + said
     lines += [f"reward model {name}: reads {reader.described()}" for name, reader in readers.items()]
-    log = _start_log(config, world.size, lines) if world.rank == 0 else None
+    log = _start_log(config, run_dir, world.size, lines, resumed) if world.rank == 0 else None
     try:
         worker = Worker(config, shape, platform, world, loaded.prompts, loaded.tokenizer, pool, readers)
+        if resumed is not None:
+            worker.saving.load(resumed.path, config.checkpoint.load == "weights")
     except ValueError as error:
         _refuse(error)
 
@@ -143,9 +153,13 @@ def run(config: Config, shape: ModelShape, tell: Tell) -> None:
             benchmarks=loaded.benchmarks,
             data_parallel=config.parallel.data(world.size),
             share_prompts=config.train.share_prompts and platform.shares_prompts,
+            resumed=resumed,
         )
         with log:
-            tell(config, ranks, story, log)
+            try:
+                tell(config, ranks, story, log)
+            except Preempted as asked:
+                log.note(str(asked))
         ranks.stop()
 
     attend(worker, world, config.run.control_timeout_seconds, control)
@@ -264,11 +278,20 @@ def start_graders(config: Config, prompt: Any) -> Any:
     return pool
 
 
-def _start_log(config: Config, world_size: int, lines: list[str]) -> RunLog:
-    log = RunLog(config, Path(config.run.dir or f"runs/{config.run.name}"), world_size)
+def _start_log(config: Config, run_dir: Path, world_size: int, lines: list[str], resumed: Saved | None) -> RunLog:
+    same_run = resumed is not None and resumed.path.parent == run_dir / CHECKPOINTS
+    log = RunLog(
+        config,
+        run_dir,
+        world_size,
+        resumed.step if same_run else None,
+        resumed.state().get("identity") if same_run else None,
+    )
     (log.run_dir / "config.yaml").write_text(dump(config))
     for line in lines:
         log.note(line)
+    if resumed is not None:
+        log.note(f"took up {resumed.path}" + (", its weights alone" if config.checkpoint.load == "weights" else ""))
     return log
 
 

@@ -15,6 +15,7 @@ LAYERS = (
     ("grpo", "plan", "evaluate", "chat"),
     ("serve",),
     ("program", "dry_run"),
+    ("resume",),
     ("controller", "worker"),
     ("training", "rollout"),
     ("weights",),

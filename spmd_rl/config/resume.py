@@ -47,7 +47,7 @@ def refused(before: Mapping[str, Any], now: Mapping[str, Any], allowed: Sequence
         if (may and name not in _NEVER) or name in allowed or longer:
             continue
         found.append(
-            f"{name} = {new}: the run to go on with had {old}; set it back, add it to checkpoint.resume_allow, or begin "
-            "anew with checkpoint.resume = never"
+            f"{name} = {new}: the run to go on with had {old}; set it back, add it to checkpoint.resume_allow, or "
+            "begin anew with checkpoint.resume = never"
         )
     return found

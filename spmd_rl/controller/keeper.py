@@ -57,7 +57,7 @@ class Keeper:
         """
         asked = self._advance(wait=False)
         every = self.config.checkpoint.every_steps
-        if not asked and not (every and step % every == 0):
+        if not asked and not (every and (step % every == 0 or step == self.config.train.steps)):
             return
         self._advance(wait=True)  # one at a time
         with self.log.timed("checkpoint"):

@@ -38,17 +38,17 @@ def judged_correct(tickets: Sequence[Ticket], scored: dict[int, Scored]) -> list
     return [] if set(causes) <= {UNJUDGED} else [cause == "correct" for cause in causes]
 
 
-def evaluate(ranks: Ranks, benchmarks: Sequence[Benchmark], config: Config, step: int, log: RunLog) -> dict[str, float]:
+def evaluate(ranks: Ranks, benchmarks: Sequence[Benchmark], config: Config, step: int, log: RunLog) -> None:
     """Ask all held-out questions and keep the answers; the ranks are back in training mode afterwards."""
-    metrics: dict[str, float] = {}
     if not benchmarks:
-        return metrics
-    with ranks.rollout_mode():
+        return
+    metrics: dict[str, float] = {}
+    with log.timed("evaluation"), ranks.rollout_mode():
         for benchmark in benchmarks:
             lines, _ = ask(ranks, benchmark, step, config.evaluation.samples, evaluation_sampling(config))
             log.questions(step, benchmark.name, lines)
             metrics |= {f"eval/{benchmark.name}/{name}": value for name, value in measure(lines).items()}
-    return metrics
+    log.evaluation(step, metrics)
 
 
 def evaluation_sampling(config: Config) -> Sampling:

@@ -40,9 +40,9 @@ class Sink(Protocol):
 class RunLog:
     """Steps count from 1; step 0 is before training.
 
-    What an earlier run left in `run_dir` is moved to `run_dir`/earlier/. With `resumed`, a number of steps, the run that
-    is there goes on after these, and only what it did later is moved; `identity` is what the property of that name was
-    then. Raises ValueError when W&B cannot be reached as the configuration asks.
+    What an earlier run left in `run_dir` is moved to `run_dir`/earlier/. With `resumed`, a number of steps, the run
+    that is there goes on after these, and only what it did later is moved; `identity` is what the property of that name
+    was then. Raises ValueError when W&B cannot be reached as the configuration asks.
     """
 
     def __init__(
@@ -279,7 +279,10 @@ def _set_later_aside(run_dir: Path, step: int) -> Path | None:
         whole = line.endswith("\n")  # a line without its end was being written when the run ended
         (kept if whole and json.loads(line)["step"] <= step else later).append(line)
     files = [
-        path for place in (SAMPLES, EVALUATIONS) for path in (run_dir / place).glob("step_*") if samples_step(path.name) > step
+        path
+        for place in (SAMPLES, EVALUATIONS)
+        for path in (run_dir / place).glob("step_*")
+        if samples_step(path.name) > step
     ]
     if not later and not files:
         return None

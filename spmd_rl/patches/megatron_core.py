@@ -1,5 +1,6 @@
 """Changes to Megatron-Core, each with its reason."""
 
+import multiprocessing
 from typing import Any
 
 import torch
@@ -106,6 +107,18 @@ def _fill_states(original: Any) -> Any:
                     value.copy_(tensors[key])
 
     return fill
+
+
+def _plain_queue(original: Any) -> Any:
+    """A queue in memory that a forked writer shares with this process."""
+    queues: list[Any] = []
+
+    def queue() -> Any:
+        if not queues:
+            queues.append(multiprocessing.get_context("fork").Queue())
+        return queues[0]
+
+    return queue
 
 
 PATCHES = (
@@ -230,6 +243,17 @@ PATCHES = (
         upstream=f"{_SOURCE}/tensor_parallel/mappings.py#L155",
         until="gloo scatters parts of unequal size",
         make=_reduce_scatter_padded,
+    ),
+    Patch(
+        package="megatron-core",
+        versions=_VERSIONS,
+        target="megatron.core.dist_checkpointing.strategies.filesystem_async:_get_write_results_queue",
+        platforms=("cpu", "cuda", "npu"),
+        reason="the results of writing a checkpoint go through a server process that is spawned for it: it takes seconds to "
+        "start, and stays when its rank is killed",
+        upstream=f"{_SOURCE}/dist_checkpointing/strategies/filesystem_async.py#L51",
+        until="Megatron-Core passes the results of its forked writers through a queue of theirs",
+        make=_plain_queue,
     ),
     Patch(
         package="megatron-core",
