@@ -7,7 +7,7 @@ from spmd_rl.algorithms.curation import group_fractions, teaching_samples
 from spmd_rl.algorithms.reduce import token_weights
 from spmd_rl.algorithms.schedule import learning_rate
 from spmd_rl.config.config import Config
-from spmd_rl.controller.measure import conversations, evaluate, sample_metrics
+from spmd_rl.controller.measure import evaluate, keep_conversations, sample_metrics
 from spmd_rl.controller.planner import plan_microbatches
 from spmd_rl.controller.ranks import Ranks
 from spmd_rl.controller.run_log import RunLog
@@ -64,7 +64,7 @@ def run_grpo(config: Config, ranks: Ranks, story: Story, log: RunLog) -> None:
 
             log.add_all({"grpo/lr": rate} | moved | rollout | grading | sample_metrics(samples, scored, config))
             log.add_all(group_fractions(groups, rewards, correct, algorithm.drop_uniform_groups))
-            log.samples(step + 1, conversations(ranks, samples, scored, config.run.samples_logged))
+            keep_conversations(ranks, log, samples, step + 1, config.run.samples_logged)
             log.add_all(ranks.costs())
             ranks.forget()
     if config.evaluation.after:

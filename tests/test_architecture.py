@@ -42,7 +42,7 @@ DOORS = {
     "tensorboard": ("controller/run_log.py",),
     "rich": ("controller/run_log.py", "controller/console.py"),
     "plotext": ("controller/report.py",),
-    "matplotlib": ("controller/report.py",),
+    "matplotlib": ("controller/pictures.py",),
     "ray": (),
 }
 # These do not import torch, and nothing that they import on loading does: command lines are answered, and graders'

@@ -76,8 +76,9 @@ _RANGES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
         lambda value: value >= 0,
         "rollout.top_k data.eval_problems data.arithmetic.min_operand algorithm.kl_coefficient algorithm.std_epsilon "
         "train.warmup_steps train.learning_rate train.min_learning_rate train.weight_decay train.clip_grad "
-        "rollout.canary_steps evaluation.every_steps run.seed run.samples_logged",
+        "rollout.canary_steps evaluation.every_steps run.seed",
     ),
+    ("-1 (all) or more", lambda value: value >= -1, "run.samples_logged"),
     (
         "above 0",
         lambda value: value > 0,

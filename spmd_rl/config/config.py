@@ -282,7 +282,7 @@ class RunConfig:
     collective_timeout_seconds: float = 1800.0
     """How long one exchange of tensors may take."""
     samples_logged: int = 8
-    """Conversations written to samples/ each step."""
+    """Conversations written to samples/ each step. -1: all of them, by each rank into a file of its own."""
     tensorboard: bool = True
     """Write TensorBoard files."""
     wandb: Literal["off", "offline", "online"] = "off"

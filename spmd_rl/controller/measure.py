@@ -5,6 +5,8 @@ from collections.abc import Sequence
 
 from spmd_rl.config.config import Config
 from spmd_rl.controller.ranks import Ranks
+from spmd_rl.controller.run_log import RunLog
+from spmd_rl.data.samples import SAMPLES
 from spmd_rl.data.tickets import Scored, Ticket
 
 CAUSES = ("correct", "wrong", "unparsed", "truncated", "timeout", "crash")
@@ -43,22 +45,16 @@ def evaluate(ranks: Ranks, problems: int, benchmark: str, step: int) -> dict[str
     }
 
 
-def conversations(
-    ranks: Ranks, tickets: Sequence[Ticket], scored: dict[int, Scored], count: int
-) -> list[dict[str, object]]:
-    """Some of a step's samples as text, spread over its prompts, with what they earned."""
-    stride = max(1, len(tickets) // max(count, 1))
-    chosen = list(tickets)[::stride][:count]
-    texts = ranks.conversations([ticket.id for ticket in chosen])
-    return [
-        {
-            **text,
-            "reward": scored[ticket.id].reward,
-            "cause": scored[ticket.id].cause,
-            "scores": scored[ticket.id].scores,
-        }
-        for ticket, text in zip(chosen, texts, strict=True)
-    ]
+def keep_conversations(ranks: Ranks, log: RunLog, tickets: Sequence[Ticket], step: int, count: int) -> None:
+    """Write `count` of a step's graded samples, spread over its prompts, to samples/; with -1 every rank writes its own.
+
+    A few come to rank 0, which writes one file; all of them would be heavy.
+    """
+    if count == -1:
+        ranks.write_conversations(str(log.run_dir / SAMPLES), step)
+    elif count:
+        stride = max(1, len(tickets) // count)
+        log.samples(step, ranks.conversations([ticket.id for ticket in tickets[::stride][:count]], step))
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -171,10 +171,16 @@ class Ranks:
         }
 
     @verb
-    def conversations(self, ids: Sequence[int]) -> list[dict[str, Any]]:
-        """Prompt and response texts of some samples, in the order of `ids`."""
-        found = {text["id"]: text for answer in self._all("conversations", ids=list(ids)) for text in answer}
+    def conversations(self, ids: Sequence[int], step: int) -> list[dict[str, Any]]:
+        """A few graded samples of `step` with all that is kept of them, in the order of `ids`."""
+        answers = self._all("conversations", ids=list(ids), step=step)
+        found = {text["id"]: text for answer in answers for text in answer}
         return [found[sample] for sample in ids]
+
+    @verb
+    def write_conversations(self, directory: str, step: int) -> None:
+        """Every rank writes all its graded samples of `step` into a file of its own: no text comes to rank 0."""
+        self._all("write_conversations", directory=directory, step=step)
 
     @verb
     def forget(self) -> None:

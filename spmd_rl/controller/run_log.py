@@ -16,9 +16,10 @@ from urllib.parse import urlparse
 
 from spmd_rl.config.config import Config
 from spmd_rl.controller.console import Console, console, conversation, evaluation_line, step_line, summary
+from spmd_rl.data.samples import SAMPLES, samples_file, write_samples
 
 METRICS = "metrics.jsonl"
-WRITTEN_HERE = ("config.yaml", METRICS, "run.log", "samples", "tensorboard", "wandb", "hf")
+WRITTEN_HERE = ("config.yaml", METRICS, "run.log", SAMPLES, "tensorboard", "wandb", "hf", "report")
 
 Timed = Callable[[str], AbstractContextManager[None]]
 
@@ -45,7 +46,7 @@ class RunLog:
         if config.run.wandb == "online":
             require_wandb_key()
         moved = _set_aside(self.run_dir)
-        (self.run_dir / "samples").mkdir(parents=True)
+        (self.run_dir / SAMPLES).mkdir(parents=True)
         self._text = open(self.run_dir / "run.log", "w", encoding="utf-8")
         self._sinks: list[Sink] = [_JsonLines(self.run_dir / METRICS)]
         if config.run.tensorboard:
@@ -131,9 +132,8 @@ class RunLog:
     """What one optimizer step reports."""
 
     def samples(self, step: int, samples: Sequence[Mapping[str, Any]], show: int = 0) -> None:
-        """Keep conversations (prompt, response, answer, reward, cause, scores, finish_reason); show the first few."""
-        with open(self.run_dir / "samples" / f"step_{step:06d}.jsonl", "w", encoding="utf-8") as file:
-            file.writelines(json.dumps(dict(sample), ensure_ascii=False) + "\n" for sample in samples)
+        """Keep conversations, as data.samples.conversation makes them; show the first few."""
+        write_samples(self.run_dir / SAMPLES / samples_file(step), samples)
         for sample in samples[:show]:
             self.note(conversation(sample))
 
@@ -160,7 +160,7 @@ class RunLog:
             sink.write(step, metrics)
 
     def _places(self) -> dict[str, Path]:
-        places = {"metrics": METRICS, "samples": "samples", "tensorboard": "tensorboard", "w&b": "wandb", "model": "hf"}
+        places = {"metrics": METRICS, "samples": SAMPLES, "tensorboard": "tensorboard", "w&b": "wandb", "model": "hf"}
         return {name: self.run_dir / place for name, place in places.items() if (self.run_dir / place).exists()}
 
 

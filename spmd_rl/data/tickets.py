@@ -36,3 +36,5 @@ class Scored:
     """correct, wrong, unparsed, truncated, timeout or crash: that of the first rule that judges the answer."""
     scores: dict[str, float]
     """Rule name -> unweighted score."""
+    extracted: str | None = None
+    """The answer that the first rule to find one found; it stays on the rank that graded."""

@@ -37,6 +37,7 @@ class _Task:
     sample: msgspec.Raw
     scores: list[float] = field(default_factory=list)
     causes: list[str | None] = field(default_factory=list)
+    extracted: str | None = None
 
 
 class GraderPool:
@@ -230,6 +231,8 @@ class GraderPool:
             self._log_once(name, cause, f"rule {name!r} raised; the sample scores 0.0 by it\n{verdict.crash}")
         task = worker.task
         worker.deadline = time.monotonic() + self._timeout_seconds
+        if task.extracted is None:
+            task.extracted = verdict.extracted
         if len(task.scores) == len(self._names) - 1:
             worker.task, worker.deadline = None, math.inf
         self._judged(task, verdict.score, cause, verdict.seconds)
@@ -298,7 +301,7 @@ class GraderPool:
                 causes.insert(0, grave)
                 break
         cause = causes[0] if causes else ("correct" if reward > 0 else "wrong")
-        return Scored(task.id, reward, cause, dict(zip(self._names, task.scores, strict=True)))
+        return Scored(task.id, reward, cause, dict(zip(self._names, task.scores, strict=True)), task.extracted)
 
     def _log_once(self, rule: str, what: str, text: str) -> None:
         if (rule, what) not in self._logged:

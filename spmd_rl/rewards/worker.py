@@ -39,6 +39,7 @@ class Verdict(msgspec.Struct, array_like=True):
     seconds: float
     score: float = 0.0
     cause: str | None = None
+    extracted: str | None = None
     crash: str | None = None
     """Traceback of a rule that raised."""
     unusable: str | None = None
@@ -88,7 +89,7 @@ def _judge(position: int, name: str, rule, sample: RewardSample) -> Verdict:
         grade = as_grade(name, value)
     except ValueError as error:
         return Verdict(position, seconds, unusable=str(error))
-    return Verdict(position, seconds, grade.score, grade.cause)
+    return Verdict(position, seconds, grade.score, grade.cause, grade.extracted)
 
 
 def _nothing() -> None: ...

@@ -4,6 +4,8 @@ from collections.abc import Iterable
 
 import torch
 
+from spmd_rl.data.prompts import Prompt
+from spmd_rl.data.tickets import Scored
 from spmd_rl.rollout.requests import Completion
 from spmd_rl.training.packing import TrainSample
 
@@ -14,13 +16,15 @@ class SampleStore:
     def __init__(self) -> None:
         self.made: dict[int, Completion] = {}
         self.texts: dict[int, str] = {}
-        self.answers: dict[int, str] = {}
+        self.prompts: dict[int, Prompt] = {}
+        self.scored: dict[int, Scored] = {}
         self.training: dict[int, TrainSample] = {}
 
     def forget(self) -> None:
         self.made.clear()
         self.texts.clear()
-        self.answers.clear()
+        self.prompts.clear()
+        self.scored.clear()
         self.training.clear()
 
 

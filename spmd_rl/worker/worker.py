@@ -2,7 +2,8 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ import torch
 from spmd_rl.config.config import Config
 from spmd_rl.config.model_shape import ModelShape
 from spmd_rl.data.prompts import Prompt
+from spmd_rl.data.samples import conversation, samples_file, write_samples
 from spmd_rl.data.seeds import sample_seed
 from spmd_rl.data.tickets import Ticket
 from spmd_rl.data.tokens import decode
@@ -200,7 +202,7 @@ class Worker:
         text = decode(self.tokenizer, completion.response.tolist())
         self.store.made[completion.id] = completion
         self.store.texts[completion.id] = text
-        self.store.answers[completion.id] = prompt.answer
+        self.store.prompts[completion.id] = prompt
         self.pool.submit(
             completion.id,
             RewardSample(
@@ -218,7 +220,9 @@ class Worker:
         scored = self.pool.collect(block=True)
         waited = time.perf_counter() - started
         busy, self.graded_seconds = self.pool.busy_seconds - self.graded_seconds, self.pool.busy_seconds
-        return {"scored": [asdict(score) for score in scored], "busy_seconds": busy, "waited_seconds": waited}
+        self.store.scored = {score.id: score for score in scored}
+        told = [asdict(replace(score, extracted=None)) for score in scored]
+        return {"scored": told, "busy_seconds": busy, "waited_seconds": waited}
 
     @verb
     def exchange(self, minibatches: list[list[list[list[list[int]]]]], share_prompts: bool) -> dict[str, int]:
@@ -277,18 +281,30 @@ class Worker:
         return asdict(learned)
 
     @verb
-    def conversations(self, ids: list[int]) -> list[dict[str, Any]]:
-        return [
-            {
-                "id": sample,
-                "prompt": decode(self.tokenizer, self.store.made[sample].prompt.tolist(), special=True),
-                "response": self.store.texts[sample],
-                "answer": self.store.answers[sample],
-                "finish_reason": self.store.made[sample].finish_reason,
-            }
-            for sample in ids
-            if sample in self.store.made
-        ]
+    def conversations(self, ids: list[int], step: int) -> list[dict[str, Any]]:
+        return [self._conversation(sample, step) for sample in ids if sample in self.store.made]
+
+    @verb
+    def write_conversations(self, directory: str, step: int) -> None:
+        if self.store.made:
+            lines = (self._conversation(sample, step) for sample in sorted(self.store.made))
+            write_samples(Path(directory) / samples_file(step, self.world.rank), lines)
+
+    def _conversation(self, sample: int, step: int) -> dict[str, Any]:
+        made, prompt, scored = self.store.made[sample], self.store.prompts[sample], self.store.scored[sample]
+        return conversation(
+            scored,
+            step=step,
+            index=prompt.index,
+            question=prompt.text,
+            row=prompt.row,
+            prompt=decode(self.tokenizer, made.prompt.tolist(), special=True),
+            response=self.store.texts[sample],
+            answer=prompt.answer,
+            finish_reason=made.finish_reason,
+            prompt_tokens=len(made.prompt),
+            response_tokens=len(made.response),
+        )
 
     @verb
     def forget(self) -> None:

@@ -74,7 +74,7 @@ def main() -> None:
             one["canary"] = ranks.to_training()
             ranks.rewards()
             one["tickets"] = [dataclasses.asdict(sample) for sample in samples]
-            texts = ranks.conversations([sample.id for sample in samples])
+            texts = ranks.conversations([sample.id for sample in samples], step)
             one["responses"] = [text["response"] for text in texts]
             plan = plan_microbatches(
                 samples,
