@@ -26,8 +26,8 @@ def pass_at_k(samples: int, correct: int, k: int) -> float:
 def majority_at_k(votes: Sequence[int], correct: int | None, silent: int) -> list[float]:
     """Probability that the most frequent answer of k samples is the correct one, for k = 1 .. n.
 
-    `votes`: samples of each distinct answer. `correct`: the position of the correct one, None: nobody gave it. `silent`:
-    samples without an answer, which do not vote. The k samples are drawn from the n without replacement; this is the
+    `votes`: samples of each distinct answer. `correct`: the position of the correct one, None: nobody gave it.
+    `silent`: samples without an answer, which do not vote. The k samples are drawn from the n without replacement; this is the
     average over all such draws, and of several most frequent answers each is taken equally often. So it is an unbiased
     estimator, as `pass_at_k` is; with k = n nothing is drawn.
     """
@@ -91,8 +91,8 @@ def clustered(means: Sequence[float], z: float = Z95) -> tuple[float, float]:
 def mcnemar(wins: int, losses: int) -> float:
     """Exact two-sided p that two models are equally good, from the questions only one of them got right.
 
-    min(1, 2 P(X <= min(wins, losses))), X binomial with wins + losses trials of 1/2. Where accuracies rather than single
-    answers are compared this is the sign test, which is the same sum.
+    min(1, 2 P(X <= min(wins, losses))), X binomial with wins + losses trials of 1/2. Where accuracies rather than
+    single answers are compared this is the sign test, which is the same sum.
     """
     trials = wins + losses
     return min(1.0, 2 * sum(math.comb(trials, i) for i in range(min(wins, losses) + 1)) / 2**trials)
