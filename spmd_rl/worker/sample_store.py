@@ -1,13 +1,16 @@
 """The samples of one step on the ranks that hold them, and how they travel."""
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import torch
 
 from spmd_rl.data.prompts import Prompt
 from spmd_rl.data.tickets import Scored
 from spmd_rl.rollout.requests import Completion
-from spmd_rl.training.packing import TrainSample
+
+if TYPE_CHECKING:  # what only generates keeps samples too, and needs nothing of training
+    from spmd_rl.training.packing import TrainSample
 
 
 class SampleStore:
@@ -18,7 +21,7 @@ class SampleStore:
         self.texts: dict[int, str] = {}
         self.prompts: dict[int, Prompt] = {}
         self.scored: dict[int, Scored] = {}
-        self.training: dict[int, TrainSample] = {}
+        self.training: dict[int, "TrainSample"] = {}
 
     def forget(self) -> None:
         self.made.clear()
@@ -37,8 +40,10 @@ def to_wire(completions: Iterable[Completion]) -> torch.Tensor:
     return torch.cat(parts)
 
 
-def from_wire(wire: torch.Tensor) -> list[TrainSample]:
+def from_wire(wire: torch.Tensor) -> "list[TrainSample]":
     """The samples of one sender."""
+    from spmd_rl.training.packing import TrainSample
+
     samples = []
     at = 0
     while at < len(wire):
