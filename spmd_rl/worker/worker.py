@@ -58,7 +58,7 @@ class Worker:
             shape,
             config.model.dtype,
             self.rollout_layout,
-            config.data.max_prompt_length + config.rollout.max_response_length,
+            config.data.max_prompt_length + config.longest_response,
             config.rollout.max_sequences,
             int(config.rollout.cache_gib * 2**30),
             config.rollout.block_tokens,

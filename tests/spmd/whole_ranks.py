@@ -34,7 +34,7 @@ def main() -> None:
     from spmd_rl.controller.ranks import Ranks
     from spmd_rl.data.sampling import Sampling
     from spmd_rl.platforms.platform import current
-    from spmd_rl.program import _read_prompts, _start_graders
+    from spmd_rl.program import _read_prompts, start_graders
 
     platform = current("cpu")
     for name, value in platform.environment.items():
@@ -58,7 +58,7 @@ def main() -> None:
         world,
         loaded.prompts,
         loaded.tokenizer,
-        _start_graders(config, loaded.prompts["train"][0]),
+        start_graders(config, loaded.prompts["train"][0]),
     )
     commands = Commands(world, 300)
     found: dict = {"rounds": []}
