@@ -6,7 +6,7 @@ With N ranks the model is cut over all of them. Rank 0 reads the terminal.
 import os
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from spmd_rl.config.check_serving import chat_problems, config_directory, in_own_words, weights_dtype
@@ -55,8 +55,8 @@ def configure(arguments: list[str]) -> Chat:
 def tell(chat: Chat, stage: Stage, shown: Pipe) -> None:
     """The conversation, as rank 0 has it."""
     settings = chat.settings
-    numbers = {name: value for name, value in asdict(settings).items() if name in ("temperature", "top_p", "top_k", "min_p")}
-    conversation = Conversation(Sampling(max_tokens=settings.max_tokens, **numbers), settings.seed, settings.system)
+    sampling = Sampling(settings.temperature, settings.max_tokens, settings.top_p, settings.top_k, settings.min_p)
+    conversation = Conversation(sampling, settings.seed, settings.system)
     stage.servers.load(settings.model)
     shown.note(f"{settings.model}: {stage.world_size} ranks, {settings.context} tokens of context; /help, /exit")
     while (line := shown.ask()) is not None:

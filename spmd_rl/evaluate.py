@@ -133,7 +133,8 @@ def _read(evaluation: Evaluation, tokenizer: Any) -> tuple[dict[str, Any], list[
     for text, one in zip(settings.benchmark, loaded.values(), strict=True):
         if not one.prompts:
             raise ValueError(f"benchmark = {text}: there is no question in it")
-    return {split: one.prompts for split, one in loaded.items()}, [note for one in loaded.values() for note in one.notes]
+    prompts = {split: one.prompts for split, one in loaded.items()}
+    return prompts, [note for one in loaded.values() for note in one.notes]
 
 
 def tell(evaluation: Evaluation, stage: Stage) -> None:

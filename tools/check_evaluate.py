@@ -30,7 +30,8 @@ def main(argv: list[str]) -> int:
         responses = ask(llm, [line["question"] for line in lines], settings["max_response_length"])
         accuracy = sum(map(correct, lines, responses)) / len(lines)
         equal = sum(line["samples"][0]["response"] == mine for line, mine in zip(lines, responses, strict=True))
-        print(f"{name}: evaluate {said['accuracy']:.3f}, plain vLLM {accuracy:.3f}; {equal} of {len(lines)} responses equal")
+        both = f"evaluate {said['accuracy']:.3f}, plain vLLM {accuracy:.3f}"
+        print(f"{name}: {both}; {equal} of {len(lines)} responses equal")
         same &= accuracy == said["accuracy"]
     return 0 if same else 1
 

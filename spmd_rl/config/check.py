@@ -266,8 +266,8 @@ def _evaluation(evaluation: EvaluationConfig) -> list[str]:
     problems: list[str] = []
     if evaluation.samples > 1 and evaluation.temperature == 0:
         problems.append(
-            f"evaluation.samples = {evaluation.samples}: greedily (evaluation.temperature = 0) all samples of a problem "
-            "are the same; set a temperature such as 0.6, or 1 sample"
+            f"evaluation.samples = {evaluation.samples}: greedily (evaluation.temperature = 0) all samples of a "
+            "problem are the same; set a temperature such as 0.6, or 1 sample"
         )
     problems += [
         f"evaluation.{knob} = {value}: out of range; it must be 1 or more"

@@ -79,7 +79,7 @@ def evaluation_problems(given: EvaluateConfig, config: Config, model: ModelShape
     }
     if given.limit is not None:
         positive["limit"] = given.limit
-    problems += [f"{knob} = {value}: out of range; it must be 1 or more" for knob, value in positive.items() if value < 1]
+    problems += _below_one(positive)
     if given.n > MOST_SAMPLES:
         problems.append(f"n = {given.n}: more samples than {MOST_SAMPLES} of a question; lower it")
     if given.n > 1 and given.temperature == 0:
@@ -112,7 +112,7 @@ def chat_problems(given: ChatConfig, config: Config, model: ModelShape) -> list[
     """All problems of a conversation's settings at once."""
     problems = _sampling_problems(given)
     sizes = {"max_tokens": given.max_tokens, "block_tokens": given.block_tokens}
-    problems += [f"{knob} = {value}: out of range; it must be 1 or more" for knob, value in sizes.items() if value < 1]
+    problems += _below_one(sizes)
     if given.context < 2:
         problems.append(f"context = {given.context}: out of range; it must be 2 or more")
     if not given.cache_gib > 0:
@@ -141,6 +141,10 @@ def _sampling_problems(given: EvaluateConfig | ChatConfig) -> list[str]:
     if given.seed < 0:
         problems.append(f"seed = {given.seed}: out of range; it must be 0 or more")
     return problems
+
+
+def _below_one(sizes: dict[str, int]) -> list[str]:
+    return [f"{knob} = {value}: out of range; it must be 1 or more" for knob, value in sizes.items() if value < 1]
 
 
 def _engine_sizes(given: EvaluateConfig) -> dict[str, int]:

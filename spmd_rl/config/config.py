@@ -266,7 +266,7 @@ class EvaluationConfig:
     after: bool = True
     """Evaluate after the last step."""
     benchmarks: tuple[str, ...] = ()
-    """Further held-out problems, each a set of its own: named as data.source is, such as configs/datasets/gsm8k.yaml."""
+    """Further held-out problems, each a set of its own, named as data.source is: configs/datasets/gsm8k.yaml."""
     limit: int | None = None
     """At most so many problems of each benchmark, the first ones. None: all. (data.eval_problems is for
     data.eval_source.)"""

@@ -29,7 +29,7 @@ class EvaluateConfig:
     model: str
     """A Hugging Face directory, or a Megatron checkpoint directory as tools/convert_checkpoint.py writes it."""
     benchmark: tuple[str, ...] = ()
-    """What to ask: files of configs/datasets/, or sources with all defaults. Several are evaluated one after another."""
+    """What to ask: files of configs/datasets/, or sources with all defaults. Several are evaluated one by one."""
     limit: int | None = None
     """At most so many questions of each benchmark, the first ones. None: all."""
     n: int = 1

@@ -43,7 +43,8 @@ def ask(ranks: Ranks, benchmark: Benchmark, step: int, samples: int, sampling: S
     texts = ranks.conversations([ticket.id for ticket in tickets], step)
     ranks.forget()
     lines = [_line(list(group)) for _, group in groupby(texts, lambda text: text["id"] // samples)]
-    for line, votes in zip(lines, count_votes(lines, lambda pairs: ranks.compare_answers(benchmark.split, pairs))):
+    votes_of = count_votes(lines, lambda pairs: ranks.compare_answers(benchmark.split, pairs))
+    for line, votes in zip(lines, votes_of, strict=True):
         line["votes"] = votes
     return lines, grading["timing/non_overlap_rule_reward"]
 
@@ -59,8 +60,8 @@ def count_votes(lines: Sequence[Line], equal: Equal) -> list[list[dict[str, Any]
     """How often each question got which answer, the most frequent first; answers that the grader calls equal are one.
 
     A sample that was cut off, or in which no answer was found, has no vote. All correct answers equal the gold one, and
-    so each other, and no wrong one; wrong ones are compared with the first of each other kind. None: the grader does not
-    say which answer it read.
+    so each other, and no wrong one; wrong ones are compared with the first of each other kind. None: the
+    grader does not say which answer it read.
     """
     counts: list[Counter[str] | None] = []
     for line in lines:

@@ -30,9 +30,7 @@ def sample_metrics(tickets: Sequence[Ticket], scored: dict[int, Scored], config:
     return metrics
 
 
-def evaluate(
-    ranks: Ranks, benchmarks: Sequence[Benchmark], config: Config, step: int, log: RunLog
-) -> dict[str, float]:
+def evaluate(ranks: Ranks, benchmarks: Sequence[Benchmark], config: Config, step: int, log: RunLog) -> dict[str, float]:
     """Ask all held-out questions and keep the answers; the ranks are back in training mode afterwards."""
     metrics: dict[str, float] = {}
     if not benchmarks:

@@ -27,9 +27,9 @@ def majority_at_k(votes: Sequence[int], correct: int | None, silent: int) -> lis
     """Probability that the most frequent answer of k samples is the correct one, for k = 1 .. n.
 
     `votes`: samples of each distinct answer. `correct`: the position of the correct one, None: nobody gave it.
-    `silent`: samples without an answer, which do not vote. The k samples are drawn from the n without replacement; this is the
-    average over all such draws, and of several most frequent answers each is taken equally often. So it is an unbiased
-    estimator, as `pass_at_k` is; with k = n nothing is drawn.
+    `silent`: samples without an answer, which do not vote. The k samples are drawn from the n without replacement; this
+    is the average over all such draws, and of several most frequent answers each is taken equally often. So it is an
+    unbiased estimator, as `pass_at_k` is; with k = n nothing is drawn.
     """
     n = sum(votes) + silent
     if correct is None:

@@ -1,5 +1,7 @@
 """The samples of one step on the ranks that hold them, and how they travel."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -21,7 +23,7 @@ class SampleStore:
         self.texts: dict[int, str] = {}
         self.prompts: dict[int, Prompt] = {}
         self.scored: dict[int, Scored] = {}
-        self.training: dict[int, "TrainSample"] = {}
+        self.training: dict[int, TrainSample] = {}
 
     def forget(self) -> None:
         self.made.clear()
@@ -40,7 +42,7 @@ def to_wire(completions: Iterable[Completion]) -> torch.Tensor:
     return torch.cat(parts)
 
 
-def from_wire(wire: torch.Tensor) -> "list[TrainSample]":
+def from_wire(wire: torch.Tensor) -> list[TrainSample]:
     """The samples of one sender."""
     from spmd_rl.training.packing import TrainSample
 

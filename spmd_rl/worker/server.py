@@ -59,9 +59,7 @@ class Server:
             config.model.trust_remote_code,
         )
         self.store = SampleStore()
-        self.rollouts = Rollouts(
-            self.engine, layout, world.rank, prompts, tokenizer, pool, self.store, config.run.seed
-        )
+        self.rollouts = Rollouts(self.engine, layout, world.rank, prompts, tokenizer, pool, self.store, config.run.seed)
         self.tokens_heard: Callable[[list[int]], bool] = lambda tokens: False
         """On rank 0: hears the tokens of an answer as they are made, and ends it with True."""
         self.done = False

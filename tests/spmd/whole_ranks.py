@@ -67,10 +67,11 @@ def main() -> None:
     else:
         ranks = Ranks(commands, worker)
         rows = list(range(config.train.prompts_per_step))
+        count, sampling = config.algorithm.samples_per_prompt, Sampling.of(config.rollout)
         for step in range(given["rounds"]):
             one: dict = {}
             one["moved"] = ranks.to_rollout(canary=True)
-            samples, _ = ranks.generate("train", rows, step, config.algorithm.samples_per_prompt, Sampling.of(config.rollout))
+            samples, _ = ranks.generate("train", rows, step, count, sampling)
             one["tokens"] = {sample: made.response.tolist() for sample, made in sorted(worker.store.made.items())}
             one["canary"] = ranks.to_training()
             ranks.rewards()
@@ -95,7 +96,7 @@ def main() -> None:
             found["rounds"].append(one)
         ranks.export_hf(given["export"])
         ranks.to_rollout()
-        greedy, _ = ranks.generate("eval", list(range(4)), 0, 1, replace(Sampling.of(config.rollout), temperature=0.0))
+        greedy, _ = ranks.generate("eval", list(range(4)), 0, 1, replace(sampling, temperature=0.0))
         found["greedy"] = {sample: made.response.tolist() for sample, made in sorted(worker.store.made.items())}
         found["prompts"] = {i: list(loaded.prompts["eval"][i].token_ids) for i in range(4)}
         ranks.to_training()
