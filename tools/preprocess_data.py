@@ -7,11 +7,13 @@ what another tokenizer or template made. Everything that can be wrong with a row
 """
 
 import argparse
+import functools
+import logging
 import multiprocessing
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -23,18 +25,17 @@ from spmd_rl.config.load import load_dataset_config
 from spmd_rl.data import prepared
 from spmd_rl.data.prompts import Encoded, encode, select, template_of
 from spmd_rl.data.questions import Question, Reading, read_questions
-from spmd_rl.data.templates import Template, load_template
+from spmd_rl.data.templates import Template
 from spmd_rl.data.tokens import load_tokenizer
 
 USER_ERROR = 2
 _AT_ONCE = 512
-# A process loads the libraries and the tokenizer first; in that time one that has them does about so many prompts.
-_WORTH_A_PROCESS = 20_000
 _BARS = 10
 _BAR_WIDTH = 40
 
 
 def main() -> None:
+    logging.getLogger("transformers").setLevel(logging.ERROR)
     chosen = _arguments()
     try:
         _prepare(chosen)
@@ -58,7 +59,7 @@ def _arguments() -> argparse.Namespace:
     add("--max-prompt-length", type=int, default=DataConfig.max_prompt_length, help="tokens; longer ones are dropped")
     add("--bad-rows", choices=("drop", "refuse"), default="drop", help="rows that cannot be used")
     add("--empty-answers", choices=("drop", "refuse"), default="drop", help="rows without an answer")
-    add("--workers", type=int, help="processes; default: as many as there are cores and work for")
+    add("--workers", type=int, default=os.cpu_count() or 1, help="processes; default: %(default)s")
     add("--seed", type=int, default=1, help="of problems made on the spot, as run.seed")
     add("--trust-remote-code", action="store_true", help="run Python code that comes with the tokenizer")
     return parser.parse_args()
@@ -70,7 +71,7 @@ def _prepare(chosen: argparse.Namespace) -> None:
         raise ValueError(f"--output {output}: it exists already; name another file, or add --force")
     if output is not None and (output.suffix != ".parquet" or not output.parent.is_dir()):
         raise ValueError(f"--output {output}: expected a .parquet file in a directory that exists")
-    if chosen.workers is not None and chosen.workers < 1:
+    if chosen.workers < 1:
         raise ValueError(f"--workers {chosen.workers}: it must be 1 or more")
     dataset = load_dataset_config(chosen.config)
     data = DataConfig(
@@ -86,7 +87,7 @@ def _prepare(chosen: argparse.Namespace) -> None:
         raise ValueError(f"--config {chosen.config}: it is prepared already; name the raw file")
     tokenizer = load_tokenizer(chosen.model, chosen.trust_remote_code)
     template = template_of(dataset, data)
-    encode(tokenizer, template, data.enable_thinking, [])
+    encode(tokenizer, template, data, [])
     questions, reading = read_questions(dataset, data, template, chosen.seed, chosen.split, None)
     encoded = _encode(chosen, questions, template, data, tokenizer)
     kept = select(data, questions, encoded, reading)
@@ -103,35 +104,30 @@ def _prepare(chosen: argparse.Namespace) -> None:
 
 # ---- in parallel
 
-_tokenizer: Any = None
+_encoder: Callable[[list[Any]], list[Encoded]] | None = None
 
 
-def _start(model: str, trust_remote_code: bool) -> None:
-    global _tokenizer
-    _tokenizer = load_tokenizer(model, trust_remote_code)
-
-
-def _work(task: tuple[str, bool | None, list[Any]]) -> list[Encoded]:
-    template, enable_thinking, contents = task
-    return encode(_tokenizer, load_template(template), enable_thinking, contents)
+def _work(chunk: list[Any]) -> list[Encoded]:
+    assert _encoder is not None
+    return _encoder(chunk)
 
 
 def _encode(
     chosen: argparse.Namespace, questions: Sequence[Question], template: Template, data: DataConfig, tokenizer: Any
 ) -> list[Encoded]:
+    global _encoder
+    _encoder = functools.partial(encode, tokenizer, template, data)
     chunks = [
         [question.content for question in questions[start : start + _AT_ONCE]]
         for start in range(0, len(questions), _AT_ONCE)
     ]
-    wanted = chosen.workers or min(os.cpu_count() or 1, 1 + len(questions) // _WORTH_A_PROCESS)
-    workers = min(wanted, len(chunks))
+    workers = min(chosen.workers, len(chunks))
     if workers == 1:
-        return _with_progress((encode(tokenizer, template, data.enable_thinking, chunk) for chunk in chunks), questions)
-    # Started afresh: a forked process would inherit locks of the libraries' threads.
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, context, _start, (chosen.model, chosen.trust_remote_code)) as pool:
-        tasks = [(template.name, data.enable_thinking, chunk) for chunk in chunks]
-        return _with_progress(pool.map(_work, tasks), questions)
+        return _with_progress(map(_work, chunks), questions)
+    # Forked: a process that starts afresh takes seconds to load the tokenizer that it inherits here at once. Children
+    # do nothing but spell and tokenize, in one thread.
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("fork")) as pool:
+        return _with_progress(pool.map(_work, chunks), questions)
 
 
 def _with_progress(made: Iterator[list[Encoded]], questions: Sequence[Question]) -> list[Encoded]:

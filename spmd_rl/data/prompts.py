@@ -14,6 +14,9 @@ from spmd_rl.data.rows import Row
 from spmd_rl.data.templates import Template, load_template
 
 _AT_ONCE = 512
+# A tokenizer takes a minute and gigabytes for a text of 10 MB. Of a text with so many characters for each token that is
+# allowed, the beginning is enough to see that it is too long.
+_CHARACTERS_A_TOKEN = 256
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,8 @@ class Encoded:
     token_ids: list[int]
     error: str = ""
     """Why there are none."""
+    cut: bool = False
+    """The text is so long that only its beginning was made token ids."""
 
 
 def load_prompts(config: Config, tokenizer: Any, split: str) -> Loaded:
@@ -117,7 +122,8 @@ def load_dataset(
     else:
         template = template_of(dataset, data)
         questions, reading = read_questions(dataset, data, template, seed, split, limit)
-        encoded = encode(tokenizer, template, data.enable_thinking, [question.content for question in questions])
+        contents = [question.content for question in questions]
+        encoded = encode(tokenizer, template, data, contents)
     kept = [(question, one.token_ids) for question, one in select(data, questions, encoded, reading)][:limit]
     name = dataset.name or dataset.source
     return Loaded(
@@ -132,8 +138,12 @@ def template_of(dataset: DatasetConfig, data: DataConfig) -> Template:
     return load_template(data.template or dataset.template or CHAT)
 
 
-def encode(tokenizer: Any, template: Template, enable_thinking: bool | None, contents: Sequence[Any]) -> list[Encoded]:
-    """Token ids of texts (template plain) or conversations; one that the template or tokenizer refuses has an error."""
+def encode(tokenizer: Any, template: Template, data: DataConfig, contents: Sequence[Any]) -> list[Encoded]:
+    """Token ids of texts (template plain) or conversations; one that the template or tokenizer refuses has an error.
+
+    data: enable_thinking, and max_prompt_length, far beyond which a text is cut.
+    """
+    enable_thinking, longest = data.enable_thinking, data.max_prompt_length
     if template.plain:
         if enable_thinking is not None:
             raise ValueError(
@@ -142,13 +152,23 @@ def encode(tokenizer: Any, template: Template, enable_thinking: bool | None, con
     else:
         tokens.spelling(tokenizer, template.text, enable_thinking)
 
+    to_ids = tokens.encode_all if template.plain else tokens.encode_rendered
+
     def spelled(some: Sequence[Any]) -> list[Encoded]:
         if template.plain:
-            texts, ids = list(some), tokens.encode_all(tokenizer, some)
+            texts = list(some)
         else:
             texts = tokens.render_text(tokenizer, some, template.text, enable_thinking)
-            ids = tokens.encode_rendered(tokenizer, texts)
-        return [Encoded(text, found) for text, found in zip(texts, ids, strict=True)]
+        begun = [text[: _CHARACTERS_A_TOKEN * longest] for text in texts]
+        ids = to_ids(tokenizer, begun)
+        made = []
+        for text, beginning, found in zip(texts, begun, ids, strict=True):
+            cut = len(beginning) < len(text)
+            # Twice as many: where a text is cut, its last token may be another.
+            if cut and len(found) <= 2 * longest:
+                cut, found = False, to_ids(tokenizer, [text])[0]
+            made.append(Encoded(text, found, cut=cut))
+        return made
 
     encoded: list[Encoded] = []
     for start in range(0, len(contents), _AT_ONCE):
@@ -179,5 +199,5 @@ def select(
             kept.append(question)
     if not kept:
         raise ValueError(f"{reading.source}: none of its rows can be used: {'; '.join(reading.bad.examples)}")
-    lengths = [(question, len(usable[question.index].token_ids)) for question in kept]
+    lengths = [(question, len(usable[question.index].token_ids), usable[question.index].cut) for question in kept]
     return [(question, usable[question.index]) for question in without_overlong(data, lengths, reading)]

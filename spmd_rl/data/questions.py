@@ -306,25 +306,32 @@ def _without_empty_answers(
     return [question for question in questions if question.answer]
 
 
-def without_overlong(data: DataConfig, lengths: Sequence[tuple[Question, int]], reading: Reading) -> list[Question]:
-    """The questions that data.max_prompt_length leaves; lengths: their tokens, template included."""
+def without_overlong(
+    data: DataConfig, lengths: Sequence[tuple[Question, int, bool]], reading: Reading
+) -> list[Question]:
+    """The questions that data.max_prompt_length leaves.
+
+    lengths: of each the tokens, template included, and whether it has more than these, which were not counted.
+    """
     limit = data.max_prompt_length
-    overlong = [(question.index, length) for question, length in lengths if length > limit]
+    overlong = [(question.index, length, more) for question, length, more in lengths if length > limit]
     if not overlong:
-        return [question for question, _ in lengths]
+        return [question for question, _, _ in lengths]
     what = f"{len(overlong)} of {len(lengths)} prompts of {reading.source} are longer"
     if data.overlong_prompts == "refuse":
-        named = some(f"row {i}: {length} tokens" for i, length in overlong)
+        named = some(f"row {i}: {'over ' * more}{length} tokens" for i, length, more in overlong)
         raise ValueError(
             f"data.max_prompt_length = {limit}: {what} ({named}); raise it, or set data.overlong_prompts to drop"
         )
     if len(overlong) == len(lengths):
-        shortest = min(length for _, length in lengths)
+        shortest = min(length for _, length, _ in lengths)
         raise ValueError(f"data.max_prompt_length = {limit}: {what} (the shortest has {shortest} tokens); raise it")
-    longest = max(length for _, length in overlong)
+    _, longest, more = max(overlong, key=lambda one: one[1])
     reading.dropped["overlong"] += len(overlong)
-    reading.notes.append(f"data.max_prompt_length = {limit}: {what} (up to {longest} tokens) and are left out")
-    return [question for question, length in lengths if length <= limit]
+    reading.notes.append(
+        f"data.max_prompt_length = {limit}: {what} (the longest has {'over ' * more}{longest} tokens) and are left out"
+    )
+    return [question for question, length, _ in lengths if length <= limit]
 
 
 def some(names: Iterable[str], limit: int = 5) -> str:

@@ -22,7 +22,8 @@ def read_jsonl(file: Path, bad: BadRows) -> Iterator[Row | None]:
                 continue
             try:
                 text = _decode(line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line, f"{file}, line {number}")
-                yield _object(_parse(text.rstrip(), file, number), text, f"{file}, line {number}")
+                where, suspect = f"{file}, line {number}", _SURROGATE.search(text) is not None
+                yield _object(_parse(text.rstrip(), file, number), suspect, where)
             except ValueError as error:
                 bad.met(str(error))
                 yield None
@@ -48,9 +49,10 @@ def read_json(file: Path, bad: BadRows) -> Iterator[Row | None]:
         raise
     if not isinstance(elements, list):
         raise ValueError(f"{file}: expected a list of objects, found {type(elements).__name__}")
+    suspect = _SURROGATE.search(text) is not None
     for number, element in enumerate(elements):
         try:
-            yield _object(element, text, f"{file}, element {number}")
+            yield _object(element, suspect, f"{file}, element {number}")
         except ValueError as error:
             bad.met(str(error))
             yield None
@@ -117,11 +119,11 @@ def _once(pairs: list[tuple[str, Any]]) -> Row:
     return row
 
 
-def _object(value: Any, text: str, where: str) -> Row:
-    """The value, if it is a row; `text`: what it was read from, or more."""
+def _object(value: Any, suspect: bool, where: str) -> Row:
+    """The value, if it is a row; suspect: it may hold half a character."""
     if not isinstance(value, dict):
         raise ValueError(f"{where}: expected an object with columns, found {type(value).__name__}")
-    if _SURROGATE.search(text):
+    if suspect:
         for column, inner in value.items():
             if not _is_text(json.dumps(inner, ensure_ascii=False)):
                 raise ValueError(f"{where}, column {column}: half of a character (\\ud800 to \\udfff) stands alone")

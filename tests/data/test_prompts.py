@@ -132,7 +132,7 @@ def test_overlong_prompts_are_dropped_with_a_count_or_refused_by_row_and_length(
     loaded = load(rows, max_prompt_length=50)
     assert [prompt.index for prompt in loaded.prompts] == [0, 1]
     (note,) = loaded.notes
-    assert note.startswith("data.max_prompt_length = 50: 1 of 3 prompts of") and "up to 117 tokens" in note
+    assert note.startswith("data.max_prompt_length = 50: 1 of 3 prompts of") and "the longest has 117 tokens" in note
     assert "(row 2: 117 tokens)" in refusal(load, rows, max_prompt_length=50, overlong_prompts="refuse")
     assert "the shortest has 20 tokens" in refusal(load, rows, max_prompt_length=5)
     assert len(load(rows, max_prompt_length=117).prompts) == 3

@@ -1,0 +1,189 @@
+"""Prepared prompts are the raw file's, and are refused where they would not be the model's."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from spmd_rl.config.config import DataConfig
+from spmd_rl.config.load import load_dataset_config
+from spmd_rl.data.prepared import is_prepared
+from spmd_rl.data.prompts import load_dataset
+from spmd_rl.data.tokens import load_tokenizer
+from tiny_tokenizer import make_tokenizer
+
+TOOL = Path(__file__).parents[2] / "tools" / "preprocess_data.py"
+ROWS = [
+    {"question": f"What is {n} + 1? ça va", "answer": f"so it is\n#### {n + 1:,}", "level": n, "tags": ["x"]}
+    for n in range(995, 1010)
+]
+BAD = [
+    {"question": "no answer", "answer": ""},
+    {"question": "a" * 5000, "answer": "#### 1"},
+    {"question": 7, "answer": "#### 1"},
+    ROWS[0] | {"question": "again"},
+]
+YAML = "source: {}\nprompt_column: question\nanswer_pattern: '#### (.+)'\nanswer_without: ','\ndeduplicate: level\n"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    path = tmp_path_factory.mktemp("model")
+    make_tokenizer(path)
+    return path
+
+
+@pytest.fixture
+def config(tmp_path):
+    # Rows without a level are told apart too, which deduplicate wants.
+    rows = ROWS + [{"level": -n} | row for n, row in enumerate(BAD, 1)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    file = tmp_path / "rows.yaml"
+    file.write_text(YAML.format(tmp_path / "rows.jsonl"))
+    return file
+
+
+@pytest.fixture
+def prepare(config, model, tmp_path, monkeypatch, capsys):
+    spec = importlib.util.spec_from_file_location("preprocess_data", TOOL)
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+
+    def run(*arguments, output=tmp_path / "out.parquet"):
+        argv = ["--config", str(config), "--model", str(model), "--output", str(output), "--workers", "1", *arguments]
+        monkeypatch.setattr(sys, "argv", ["preprocess_data.py", *argv])
+        try:
+            tool.main()
+        except SystemExit as ended:
+            assert ended.code == 2
+            return capsys.readouterr().err
+        return capsys.readouterr().out
+
+    return run
+
+
+def load(source, model, **data):
+    data = {"bad_rows": "drop", "empty_answers": "drop"} | data
+    dataset = load_dataset_config(str(source))
+    return load_dataset(dataset, DataConfig(**data), load_tokenizer(str(model)), 1, "train", None)
+
+
+def prompts(loaded):
+    return [(p.index, p.token_ids, p.text, p.answer, p.row) for p in loaded.prompts]
+
+
+def test_prepared_prompts_are_those_of_the_raw_file(prepare, config, model, tmp_path):
+    prepare()
+    assert is_prepared(str(tmp_path / "out.parquet")) and not is_prepared(str(config))
+    raw, made = load(config, model), load(tmp_path / "out.parquet", model)
+    assert prompts(made) == prompts(raw) and len(raw.prompts) == 15
+    assert made.prompts[5].answer == "1001" and made.notes == []
+    assert [len(p.token_ids) for p in made.prompts] == pq.read_table(tmp_path / "out.parquet")[
+        "prompt_tokens"
+    ].to_pylist()
+    limit = max(len(p.token_ids) for p in raw.prompts) - 1
+    short = [load(source, model, max_prompt_length=limit) for source in (config, tmp_path / "out.parquet")]
+    assert prompts(short[0]) == prompts(short[1]) and len(short[0].prompts) < 15
+
+
+def test_workers_give_what_one_process_gives(prepare, config, model, tmp_path):
+    rows = [{"question": f"{n}?", "answer": f"#### {n}", "level": n} for n in range(1200)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    prepare()
+    command = [sys.executable, TOOL, "--config", config, "--model", model, "--output", tmp_path / "two.parquet"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    subprocess.run([*command, "--workers", "2"], env=environment, check=True, capture_output=True, timeout=300)
+    assert pq.read_table(tmp_path / "two.parquet").equals(pq.read_table(tmp_path / "out.parquet"), check_metadata=True)
+
+
+def test_the_summary_says_what_was_dropped_and_why_and_shows_what_the_model_sees(prepare):
+    out = prepare("--show", "2")
+    assert "rows.jsonl: 19 rows, 15 prompts kept" in out
+    for line in (
+        "dropped, duplicate: 1",
+        "dropped, empty answer: 1",
+        "dropped, overlong: 1",
+        "dropped, cannot be used: 1",
+    ):
+        assert line in out
+    assert "row 17 of" in out and "holds int" in out
+    assert (
+        out.lstrip().startswith("---- 0: row 0 of ")
+        and "answer: 996\n<|im_start|>user\nWhat is 995 + 1? ça va<|im_end|>" in out
+    )
+    assert out.count("---- ") == 2
+    bars = [line for line in out.splitlines() if " to " in line and line.startswith("  ")]
+    assert sum(int(line.split()[3]) for line in bars) == 15
+
+
+def test_nothing_is_written_over_without_force(prepare, tmp_path):
+    prepare()
+    assert "it exists already; name another file, or add --force" in prepare()
+    assert "written: " in prepare("--force")
+    assert not (tmp_path / "out.parquet.partial").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["--bad-rows", "refuse"], "row 17 of "),
+        (["--empty-answers", "refuse"], "data.empty_answers = refuse: 1 of 17 rows"),
+        (["--template", "qwen_r2"], "did you mean qwen_r1?"),
+        (["--enable-thinking", "false"], "the template does not know it"),
+        (["--workers", "0"], "--workers 0: it must be 1 or more"),
+        (["--config", "nowhere.yaml"], "nowhere.yaml: No such file or directory"),
+        (["--model", "/nowhere"], "there is no tokenizer in it"),
+        (["--output", "/nowhere/x.parquet"], "in a directory that exists"),
+        (["--output", "x.jsonl"], "expected a .parquet file"),
+    ],
+)
+def test_what_cannot_be_done_is_said(prepare, arguments, said, tmp_path):
+    assert said in prepare(*arguments)
+    assert not (tmp_path / "out.parquet").exists()
+
+
+def test_another_tokenizer_or_template_is_refused(prepare, model, tmp_path):
+    prepare()
+    made = tmp_path / "out.parquet"
+    other = tmp_path / "other"
+    make_tokenizer(other, vocabulary=300)
+    with pytest.raises(ValueError, match="out.parquet: its token ids are another tokenizer's than model.path's"):
+        load(made, other)
+    make_tokenizer(other)
+    load(made, other)
+    template = other / "chat_template.jinja"
+    template.write_text(template.read_text() + " ")
+    with pytest.raises(ValueError, match="prepared with another chat template than the one in model.path now"):
+        load(made, other)
+    for setting, said in (
+        ({"template": "qwen"}, "data.template = qwen: .* was prepared with the template chat"),
+        ({"template": "plain"}, "data.template = plain: "),
+        ({"system": "be brief"}, "data.system = 'be brief': .* was prepared with None"),
+        ({"enable_thinking": True}, "data.enable_thinking = True: .* was prepared with None"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            load(made, model, **setting)
+    load(made, model, template="chat")
+
+
+def test_a_named_template_stays_with_the_prepared_prompts(prepare, config, model, tmp_path):
+    prepare("--template", "qwen3", "--enable-thinking", "false", "--system", "be brief")
+    made = load(tmp_path / "out.parquet", model)
+    setting = {"template": "qwen3", "enable_thinking": False, "system": "be brief"}
+    assert prompts(made) == prompts(load(config, model, **setting))
+    assert made.notes == [f"{tmp_path / 'out.parquet'}: its prompts were prepared with the template qwen3"]
+    assert prompts(load(tmp_path / "out.parquet", model, **setting)) == prompts(made)
+    assert "it is prepared already" in prepare("--config", str(tmp_path / "out.parquet"), output=tmp_path / "2.parquet")
+
+
+def test_a_prepared_file_that_was_cut_is_refused(prepare, model, tmp_path):
+    prepare()
+    made = tmp_path / "out.parquet"
+    made.write_bytes(made.read_bytes()[:-100])
+    with pytest.raises(ValueError, match="out.parquet: not a whole Parquet file"):
+        load(made, model)
