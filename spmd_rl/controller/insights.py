@@ -27,40 +27,91 @@ _LET_ME = (
 )
 _REDO = (
     r"(?:re-(?!write|present|state|arrange)\w+|re(?:check|calculat|comput|consider|think|examin|evaluat|read(?!y)|do\b|"
-    r"visit|try|verif|start|count|solve|work|trac)\w*|(?:check|count|read|think|look|try|start|do|go through) [^.,\n]{0,40}?"
-    r"\b(?:again|once more|over)\b|(?:try|use|think of) (?:another|a different) (?:way|approach|method))"
+    r"visit|try|verif|start|count|solve|work|trac)\w*|(?:check|count|read|think|look|try|start|do|go through) "
+    r"[^.,\n]{0,40}?\b(?:again|once more|over)\b|(?:try|use|think of) (?:another|a different) (?:way|approach|method))"
 )
-_BEGINS_ZH = r"(?:(?<=[。！？；：…\n.!?;:>])\s*|^\s*|(?<=[，,])\s*(?=\S{1,4}[，,。.！!…—\s]*(?:不|我|让|这|是不是|好像|应该)))"
+_BEGINS_ZH = (
+    r"(?:(?<=[。！？；：…\n.!?;:>])\s*|^\s*|(?<=[，,])\s*(?=\S{1,4}[，,。.！!…—\s]*(?:不|我|让|这|是不是|好像|应该)))"
+)
 
 _PATTERNS: tuple[tuple[str, str, str], ...] = (
     ("en", "admits", r"\bi(?:'ve|’ve| have)? (?:made|see) (?:a|an|my|the) (?:\w+ )?(?:mistake|error|slip)"),
-    ("en", "admits", r"\bthere(?:'s|’s| is| was) (?:a|an) (?:\w+ )?(?:mistake|error) (?:in|with) (?:my|the above|that)"),
-    ("en", "admits", r"\b(?:that|this)(?:'s|’s| is| was| can(?:no|')t be)(?: not| n't)? (?:quite )?"
-                     r"(?:wrong|incorrect|a mistake|my mistake|(?<=not )(?:right|correct)|(?<=not quite )(?:right|correct))\b"),
-    ("en", "admits", r"\b(?:that|this) (?:isn't|isn’t|wasn't|can't be|can’t be|cannot be|doesn't seem|doesn’t seem) (?:quite )?"
-                     r"(?:right|correct)\b"),
-    ("en", "admits", r"\bi (?:was wrong|miscalculated|misread|miscounted|misunderstood|messed up|forgot to|overlooked)\b"),
+    (
+        "en",
+        "admits",
+        r"\bthere(?:'s|’s| is| was) (?:a|an) (?:\w+ )?(?:mistake|error) (?:in|with) (?:my|the above|that)",
+    ),
+    (
+        "en",
+        "admits",
+        r"\b(?:that|this)(?:'s|’s| is| was| can(?:no|')t be)(?: not| n't)? (?:quite )?"
+        r"(?:wrong|incorrect|a mistake|my mistake|(?<=not )(?:right|correct)|(?<=not quite )(?:right|correct))\b",
+    ),
+    (
+        "en",
+        "admits",
+        r"\b(?:that|this) (?:isn't|isn’t|wasn't|can't be|can’t be|cannot be|doesn't seem|doesn’t seem) (?:quite )?"
+        r"(?:right|correct)\b",
+    ),
+    (
+        "en",
+        "admits",
+        r"\bi (?:was wrong|miscalculated|misread|miscounted|misunderstood|messed up|forgot to|overlooked)\b",
+    ),
     ("en", "admits", r"\b(?:my mistake|my bad|scratch that)\b"),
     ("en", "admits", rf"{_BEGINS_LOOSELY}\boops\b"),
     ("en", "redoes", rf"{_LET_ME}{_REDO}"),
-    ("en", "redoes", r"\bi (?:should|need to|must|will|'ll|have to) (?:re-\w+|recheck|recalculate|recompute|reconsider|rethink|redo)\b"),
+    (
+        "en",
+        "redoes",
+        r"\bi (?:should|need to|must|will|'ll|have to) "
+        r"(?:re-\w+|recheck|recalculate|recompute|reconsider|rethink|redo)\b",
+    ),
     ("en", "redoes", r"\bon second thoughts?\b"),
     ("en", "redoes", r"\b(?:start over|try again)" + _ENDS),
-    ("en", "checks", rf"{_LET_ME}(?:double[- ]?check|check|verify|make sure|confirm|review|sanity[- ]check|test (?:this|that))\b"),
+    (
+        "en",
+        "checks",
+        rf"{_LET_ME}(?:double[- ]?check|check|verify|make sure|confirm|review|sanity[- ]check|test (?:this|that))\b",
+    ),
     ("en", "checks", r"\b(?:double[- ]check(?:ing)?|sanity check)\b"),
-    ("en", "hesitates", rf"(?:{_BEGINS_LOOSELY}|(?<=,\s))\bwait\b(?:{_ENDS}|(?=\s+(?:a (?:minute|second|moment)|no\b|but|that|"
-                        r"i\b|if|is|isn't|the (?:question|problem)|let|maybe|actually|what|why|hold)))"),
+    (
+        "en",
+        "hesitates",
+        rf"(?:{_BEGINS_LOOSELY}|(?<=,\s))\bwait\b(?:{_ENDS}|(?=\s+(?:a (?:minute|second|moment)|no\b|but|that|"
+        r"i\b|if|is|isn't|the (?:question|problem)|let|maybe|actually|what|why|hold)))",
+    ),
     ("en", "hesitates", rf"{_BEGINS_LOOSELY}\bhold on\b"),
     ("en", "hesitates", r"\bhmm+\b"),
-    ("en", "hesitates", rf"(?:{_BEGINS_LOOSELY}|(?<=wait,\s)|(?<=wait\s))\bactually\b(?=\s*,|,?\s+(?:no|wait|that|it|i|the|we)\b)"),
+    (
+        "en",
+        "hesitates",
+        rf"(?:{_BEGINS_LOOSELY}|(?<=wait,\s)|(?<=wait\s))\bactually\b(?=\s*,|,?\s+(?:no|wait|that|it|i|the|we)\b)",
+    ),
     ("zh", "admits", r"不对(?!称|等|应|劲|角|的|齐|外|立|口)(?=\s*[，,。.！!…？?；;：:—\n]|了|，|啊|吧|$|\s)"),
-    ("zh", "admits", r"(?:我|之前|刚才|前面|上面)[^。！？\n]{0,12}?(?:错了|弄错|搞错|算错|看错|有误|犯了[^。\n]{0,6}错)"),
+    (
+        "zh",
+        "admits",
+        r"(?:我|之前|刚才|前面|上面)[^。！？\n]{0,12}?(?:错了|弄错|搞错|算错|看错|有误|犯了[^。\n]{0,6}错)",
+    ),
     ("zh", "admits", r"(?:算错了|弄错了|搞错了|看错了|想错了|计算有误|这是错误的|出错了)"),
-    ("zh", "redoes", r"重新(?:再)?(?:计?算|推算|检查|检验|考虑|思考|想|推导|分析|审视|审题|读|看|理解|评估|验证|核对|核算|试|来|做|梳理)"),
+    (
+        "zh",
+        "redoes",
+        r"重新(?:再)?(?:计?算|推算|检查|检验|考虑|思考|想|推导|分析|审视|审题|读|看|理解|评估|验证|核对|核算|试|来|做|梳理)",
+    ),
     ("zh", "redoes", r"再(?:仔细)?(?:计?算|想|检查|看|读|验证|核对|试|确认|推导)(?:一(?:遍|次|下)|想|看)"),
     ("zh", "redoes", r"换(?:一)?(?:个|种)(?:思路|方法|角度|方式)"),
-    ("zh", "checks", r"(?:让我们?|我们?来|我(?:需要|得|要|应该|再)?|先)?(?:再|来|仔细)*(?:检查|验证|核对|检验|验算|确认)(?:一下|一遍|一次)"),
-    ("zh", "checks", r"让我们?(?:再|来|先|仔细)*(?:检查|验证|核对|检验|验算|确认|想想|看看|想一想|看一看|想一下|看一下)"),
+    (
+        "zh",
+        "checks",
+        r"(?:让我们?|我们?来|我(?:需要|得|要|应该|再)?|先)?(?:再|来|仔细)*(?:检查|验证|核对|检验|验算|确认)(?:一下|一遍|一次)",
+    ),
+    (
+        "zh",
+        "checks",
+        r"让我们?(?:再|来|先|仔细)*(?:检查|验证|核对|检验|验算|确认|想想|看看|想一想|看一看|想一下|看一下)",
+    ),
     ("zh", "hesitates", rf"{_BEGINS_ZH}(?:等等|等一下|等下|且慢|慢着)(?=[，,。.！!…？?—、\s]|不|我|让|这|$)"),
     ("zh", "hesitates", rf"{_BEGINS_ZH}(?:嗯|唔|呃)(?=[，,。.！!…？?—\s])"),
 )
@@ -128,7 +179,7 @@ def find_markers(text: str, prompt: str = "", languages: Sequence[str] = LANGUAG
             kept.append(marker)
         elif (WEIGHTS[marker.kind], len(marker.text)) > (WEIGHTS[kept[-1].kind], len(kept[-1].text)):
             kept[-1] = marker
-    folded = prompt.casefold()
+    folded = _folded(prompt)
     return [marker for marker in kept if not _is_quoted(text, marker, folded)]
 
 
@@ -139,7 +190,9 @@ def thinking(response: str, prompt: str = "") -> list[tuple[int, int]]:
     """
     spans = []
     at = 0
-    inside = prompt.rstrip().endswith(_OPEN) or (_CLOSE in response and not -1 < response.find(_OPEN) < response.find(_CLOSE))
+    inside = prompt.rstrip().endswith(_OPEN) or (
+        _CLOSE in response and not -1 < response.find(_OPEN) < response.find(_CLOSE)
+    )
     while True:
         if not inside:
             opened = response.find(_OPEN, at)
@@ -214,22 +267,28 @@ def _without_repeats(response: str, markers: Sequence[Marker]) -> list[Marker]:
 
 
 def _is_quoted(text: str, marker: Marker, prompt: str) -> bool:
-    """`prompt` is case-folded."""
-    wanted = marker.text.casefold()
+    """`prompt` is folded."""
+    wanted = _folded(marker.text)
+    before, after = _folded(text[max(0, marker.start - 40) : marker.start]), _folded(text[marker.end : marker.end + 40])
     at = prompt.find(wanted)
     while at >= 0:
-        left = _common(reversed(text[max(0, marker.start - 40) : marker.start]), reversed(prompt[max(0, at - 40) : at]))
-        right = _common(text[marker.end : marker.end + 40], prompt[at + len(wanted) : at + len(wanted) + 40])
+        left = _common(reversed(before), reversed(prompt[max(0, at - 40) : at]))
+        right = _common(after, prompt[at + len(wanted) : at + len(wanted) + 40])
         if left + right >= QUOTED[marker.language]:
             return True
         at = prompt.find(wanted, at + 1)
     return False
 
 
+def _folded(text: str) -> str:
+    """Without case, and with single spaces."""
+    return re.sub(r"\s+", " ", text.casefold())
+
+
 def _common(mine: Iterable[str], theirs: Iterable[str]) -> int:
     count = 0
     for one, other in zip(mine, theirs, strict=False):
-        if one.casefold() != other and not (one.isspace() and other.isspace()):
+        if one != other:
             break
         count += 1
     return count
@@ -260,4 +319,8 @@ def _excerpt(response: str, marker: Marker) -> tuple[str, str, str]:
         before = before[cut.end() :]
     if end < len(response) and (cut := re.search(r"\s\S{0,20}$", after)):
         after = after[: cut.start()]
-    return ("…" if start else "") + before, response[marker.start : marker.end], after + ("…" if end < len(response) else "")
+    return (
+        ("…" if start else "") + before,
+        response[marker.start : marker.end],
+        after + ("…" if end < len(response) else ""),
+    )

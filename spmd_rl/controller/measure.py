@@ -57,7 +57,7 @@ def evaluation_sampling(config: Config) -> Sampling:
 
 
 def keep_conversations(ranks: Ranks, log: RunLog, tickets: Sequence[Ticket], step: int, count: int) -> None:
-    """Write `count` of a step's graded samples, spread over its prompts, to samples/; with -1 every rank writes its own.
+    """Write `count` of a step's graded samples, spread over its prompts, to samples/; -1: every rank writes its own.
 
     A few come to rank 0, which writes one file; all of them would be heavy.
     """

@@ -131,7 +131,11 @@ def _topics(runs: Sequence[Run]) -> list[tuple[str, str, list[Panel]]]:
                 ),
             ],
         ),
-        ("entropy.png", "Entropy", [Panel("Entropy of the policy", "nats per token", ("actor/entropy",), from_zero=True)]),
+        (
+            "entropy.png",
+            "Entropy",
+            [Panel("Entropy of the policy", "nats per token", ("actor/entropy",), from_zero=True)],
+        ),
         (
             "evaluation.png",
             "Evaluation",
@@ -226,7 +230,9 @@ def _lines(
             steps += curve.steps
             values += curve.values
             if own == 1:
-                axis.plot(curve.steps, curve.values, color=colour, linestyle=dash, linewidth=1.6, marker="o", markersize=3)
+                axis.plot(
+                    curve.steps, curve.values, color=colour, linestyle=dash, linewidth=1.6, marker="o", markersize=3
+                )
             else:
                 dots = {"marker": "o", "markersize": 2} if few else {}
                 axis.plot(curve.steps, curve.values, color=colour, linewidth=0.6, alpha=0.45, **dots)
@@ -235,9 +241,9 @@ def _lines(
                 low, high = (run.curve(name) for name in panel.spread)
                 if low and high and low.steps == high.steps:
                     axis.fill_between(low.steps, low.values, high.values, color=colour, alpha=0.12, linewidth=0)
-        thick = f"  (thick: mean of {window} steps)" if window > 1 else ""
-        shade = "; shaded: shortest to longest" if panel.spread and not several else ""
-        axis.set_title(panel.title + (thick[:-1] + shade + ")" if thick else shade and f"  ({shade[2:]})"))
+        legend = [f"thick: mean of {window} steps"] if window > 1 and any(values) else []
+        legend += ["shaded: shortest to longest"] if panel.spread and not several else []
+        axis.set_title(panel.title + (f"  ({'; '.join(legend)})" if legend else ""))
         axis.set_ylabel(f"% of {panel.unit}" if panel.fraction else panel.unit)
         if panel.fraction:
             axis.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=""))
@@ -248,7 +254,9 @@ def _lines(
         elif not any(values):
             axis.set_ylim(-1, 1)
             axis.set_yticks([0])
-            why = ": no reference model (algorithm.kl_coefficient = 0)" if panel.names == ("actor/kl_loss",) else ""
+            alone = all(run.settings.get("algorithm.kl_coefficient") == 0 for run in runs)
+            why = ": no reference model (algorithm.kl_coefficient = 0)"
+            why = why if alone and panel.names == ("actor/kl_loss",) else ""
             axis.text(0.5, 0.6, f"0 in every step{why}", transform=axis.transAxes, ha="center", color="#555555")
         elif panel.from_zero and min(values) >= 0:
             axis.set_ylim(bottom=0)
@@ -285,7 +293,7 @@ def _times(pyplot: Any, runs: Sequence[Run], names: Sequence[str]) -> Any | None
         rest = [values for phase, values in one.items() if phase not in shown]
         parts[OTHER] = [math.fsum(column) for column in zip(*rest, strict=True)]
         stacks.append((name, run.curve("timing/all").steps, parts))  # type: ignore[union-attr]
-    colours = dict(zip(shown, COLOURS[:6] + COLOURS[6:], strict=False)) | {OTHER: GREY}
+    colours = dict(zip(shown, COLOURS, strict=False)) | {OTHER: GREY}
     return _stacked(pyplot, stacks, colours, "seconds", "Seconds a step", fraction=False)
 
 
@@ -340,7 +348,9 @@ def _stacked(
         axis.set_ylim(0, 1 if fraction else tallest * 1.05 or 1)
         if fraction:
             axis.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=""))
-        _steps_axis(axis, min(s for _, steps, _ in stacks for s in steps), max(s for _, steps, _ in stacks for s in steps))
+        _steps_axis(
+            axis, min(s for _, steps, _ in stacks for s in steps), max(s for _, steps, _ in stacks for s in steps)
+        )
         axis.label_outer()
     _legend(figure, [Patch(color=colour) for colour in colours.values()], list(colours), columns=4)
     return figure

@@ -136,7 +136,7 @@ def _brief(value: Any, most: int = 30) -> str:
 
 
 def phase_seconds(run: Run) -> dict[str, list[float]]:
-    """Phase -> seconds in each of the steps that were timed, with the rest of the step as "other"; they add up to it."""
+    """Phase -> seconds in each of the steps that were timed, the rest of the step as "other"; they add up to it."""
     timed = [row for row in run.rows if row.get("timing/all") is not None]
     found = {
         phase: [sum(row.get(f"timing/{name}") or 0.0 for name in names) for row in timed] for phase, names in PHASES
@@ -152,13 +152,10 @@ def smoothing_window(points: int) -> int:
 
 
 def smoothed(values: Sequence[float], window: int) -> list[float]:
-    """The mean over `window` steps around each; fewer at both ends, as many on either side."""
-    half, found = window // 2, []
-    for at in range(len(values)):
-        reach = min(half, at, len(values) - 1 - at)
-        part = values[at - reach : at + reach + 1]
-        found.append(sum(part) / len(part))
-    return found
+    """The mean over `window` steps around each; at the ends, over those of them that there are."""
+    half = window // 2
+    parts = [values[max(0, at - half) : at + half + 1] for at in range(len(values))]
+    return [sum(part) / len(part) for part in parts]
 
 
 def as_text(found: Sequence[Curve], width: int, height: int = 12) -> str:
@@ -178,7 +175,7 @@ def as_text(found: Sequence[Curve], width: int, height: int = 12) -> str:
 
 
 def as_page(runs: Sequence[Run], pictures: Mapping[str, str], notes: Sequence[str]) -> str:
-    """A Markdown page: what differs, first and last values, the pictures (file -> caption), and what there is to know."""
+    """A Markdown page: what differs, first and last values, the pictures (file -> caption), and notes."""
     title = ", ".join(run.name for run in runs)
     lines = [f"# {title}", "", *_differences_table(runs), *_values_table(runs)]
     lines += [f"- {note}" for note in notes] + ([""] if notes else [])
@@ -194,7 +191,9 @@ def _differences_table(runs: Sequence[Run]) -> Iterator[str]:
     yield ""
     differ = differences(runs)
     if differ:
-        yield from _table(["setting", *(run.name for run in runs)], [[f"`{n}`", *map(str, v)] for n, v in differ.items()])
+        yield from _table(
+            ["setting", *(run.name for run in runs)], [[f"`{n}`", *map(str, v)] for n, v in differ.items()]
+        )
     else:
         yield "All settings are the same."
         yield ""

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from spmd_rl.config.config import Config, ModelConfig, RunConfig, TrainConfig
 from spmd_rl.controller.console import evaluation_line, step_line
-from spmd_rl.controller.report import as_png, as_text, curves, read_rows
+from spmd_rl.controller.pictures import draw_all
+from spmd_rl.controller.report import as_text, curves, read_rows
 from spmd_rl.controller.run_log import RunLog, combine, require_wandb_key, tokens_per_second
 
 CONFIG = Config(
@@ -222,7 +223,7 @@ def test_importing_and_using_the_run_log_brings_no_torch(tmp_path):
         "import sys, pathlib\n"
         "from spmd_rl.config.config import Config, ModelConfig\n"
         "from spmd_rl.controller.run_log import RunLog\n"
-        "import spmd_rl.controller.report\n"
+        "import spmd_rl.controller.report, spmd_rl.controller.pictures, spmd_rl.controller.insights\n"
         "with RunLog(Config(model=ModelConfig(path='m')), pathlib.Path(sys.argv[1]), 1) as log:\n"
         "    with log.step(1): pass\n"
         "assert 'torch' not in sys.modules\n"
@@ -297,4 +298,4 @@ def test_a_directory_without_a_run_is_refused(tmp_path):
 def test_a_png_without_matplotlib_says_how_to_get_one(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ValueError, match="pip install matplotlib"):
-        as_png([], tmp_path / "curves.png")
+        draw_all([], tmp_path)

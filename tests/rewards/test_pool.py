@@ -147,6 +147,12 @@ def test_the_rules_after_a_killed_one_still_give_their_score(rules):
         assert [(s.cause, s.reward) for s in pool.collect(block=True)] == [("correct", 3.5)]
 
 
+def test_the_answer_that_a_rule_found_comes_with_the_score(rules):
+    with GraderPool({rules("other"): 1.0, "math_answer": 1.0}) as pool:
+        pool.submit(1, RewardSample("q", "So it is \\boxed{7}.", "8"))
+        assert [(s.extracted, s.cause) for s in pool.collect(block=True)] == [("7", "wrong")]
+
+
 def test_the_cause_is_that_of_the_first_rule_that_gives_one_or_the_rewards_sign(rules):
     with GraderPool({rules("other"): 1.0, rules("judge"): 1.0, rules("obey"): 1.0}) as pool:
         assert grade(pool, "fine")[0].cause == "unparsed"

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from spmd.ranks import ROOT
+from spmd_rl.data.samples import read_samples
 from spmd_rl.patches import megatron_core, vllm
 
 RULES = '''
@@ -103,6 +104,7 @@ def finished(tiny_models, rules, tmp_path_factory):
             "reward.timeout_seconds": 1.0,
             "rollout.stop": ("zz",),
             "run.wandb": "offline",
+            "run.samples_logged": -1,
         },
     )
     running = start(arguments)
@@ -118,9 +120,15 @@ def test_a_run_leaves_metrics_samples_tensorboard_wandb_config_and_a_model(finis
     assert list((run_dir / "tensorboard").iterdir())
     assert list((run_dir / "wandb").rglob("*.wandb"))
     assert "algorithm:" in (run_dir / "config.yaml").read_text()
-    samples = [json.loads(line) for line in (run_dir / "samples" / "step_000002.jsonl").read_text().splitlines()]
-    assert len(samples) == 8
-    assert {"prompt", "response", "answer", "reward", "cause", "scores", "finish_reason"} <= samples[0].keys()
+    # Every rank wrote all of its own samples.
+    files = sorted(path.name for path in (run_dir / "samples").iterdir())
+    assert files == [f"step_00000{step}_rank_0000{rank}.jsonl" for step in (1, 2) for rank in (0, 1)]
+    samples = [sample for sample in read_samples(run_dir) if sample["step"] == 2]
+    assert sorted(sample["id"] for sample in samples) == list(range(16))
+    for sample in samples:
+        assert {"prompt", "response", "answer", "reward", "cause", "scores", "finish_reason"} <= sample.keys()
+        assert sample["question"] == sample["row"]["prompt"] and sample["question"] in sample["prompt"]
+        assert 0 <= sample["index"] < 20 and 0 < sample["response_tokens"] <= 8 < sample["prompt_tokens"] <= 120
     assert "assistant" in samples[0]["prompt"]
 
     from transformers import AutoModelForCausalLM, AutoTokenizer
