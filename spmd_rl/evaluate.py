@@ -61,7 +61,8 @@ def configure(arguments: list[str]) -> Evaluation:
         try:
             names_split(load_dataset_config(text).name or text, names)
         except ValueError as error:
-            problems.append(f"benchmark = {text}: {error}")
+            said = str(error).replace(f"dataset = {text}: ", "")
+            problems.append(f"benchmark = {text}: {said}")
     models, earlier = (settings.model,), None
     if settings.baseline is not None:
         if (Path(settings.baseline) / SUMMARY).is_file():

@@ -77,9 +77,7 @@ def evaluation_problems(given: EvaluateConfig, config: Config, model: ModelShape
         "grader_workers": given.grader_workers,
         **_engine_sizes(given),
     }
-    if given.limit is not None:
-        positive["limit"] = given.limit
-    problems += _below_one(positive)
+    problems += _below_one(positive | ({} if given.limit is None else {"limit": given.limit}))
     if given.n > MOST_SAMPLES:
         problems.append(f"n = {given.n}: more samples than {MOST_SAMPLES} of a question; lower it")
     if given.n > 1 and given.temperature == 0:
