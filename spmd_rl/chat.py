@@ -13,6 +13,7 @@ from spmd_rl.config.check_serving import chat_problems, config_directory, in_own
 from spmd_rl.config.load import load
 from spmd_rl.config.model_shape import read_model_shape
 from spmd_rl.config.serving import ChatConfig, of_chat
+from spmd_rl.config.templates import CHAT
 from spmd_rl.controller.conversation import Conversation, Thoughts
 from spmd_rl.controller.terminal import Pipe, terminal
 from spmd_rl.data.sampling import Sampling
@@ -66,14 +67,15 @@ def tell(chat: Chat, stage: Stage, shown: Pipe) -> None:
                 break
             shown.note(said)
         elif line.strip():
-            _turn(stage, conversation, line.strip(), settings.context, shown)
+            _turn(settings, stage, conversation, line.strip(), shown)
 
 
-def _turn(stage: Stage, conversation: Conversation, question: str, context: int, shown: Pipe) -> None:
+def _turn(settings: ChatConfig, stage: Stage, conversation: Conversation, question: str, shown: Pipe) -> None:
     """One question and its answer."""
     from spmd_rl.data.text_stream import TextStream
 
-    rendered, prompt = _render(stage.tokenizer, conversation.asked(question))
+    rendered, prompt = _render(settings, stage.tokenizer, conversation.asked(question))
+    context = settings.context
     room = context - len(prompt)
     if room < 1:
         shown.note(
@@ -110,10 +112,14 @@ def _turn(stage: Stage, conversation: Conversation, question: str, context: int,
     conversation.answered(question, ("<think>\n" if opened else "") + "".join((*said, rest)))
 
 
-def _render(tokenizer: Any, messages: Sequence[Mapping[str, str]]) -> tuple[str, list[int]]:
+def _render(settings: ChatConfig, tokenizer: Any, messages: Sequence[Mapping[str, str]]) -> tuple[str, list[int]]:
+    from spmd_rl.data.templates import load_template
     from spmd_rl.data.tokens import encode_rendered, render_text
 
-    [rendered] = render_text(tokenizer, [messages])
+    template = load_template(settings.template or CHAT)
+    if template.plain:
+        raise ValueError(f"template = {settings.template}: a conversation needs a template; leave it out, or name one")
+    [rendered] = render_text(tokenizer, [messages], template.text, settings.enable_thinking)
     return rendered, encode_rendered(tokenizer, [rendered])[0]
 
 
@@ -126,7 +132,13 @@ def main(arguments: list[str] | None = None) -> None:
             shown.append(terminal())
             tell(chat, stage, shown[0])
 
-        live(chat.given, None, told, lambda message: in_own_words(message, chat=True))
+        def tried(tokenizer: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
+            """A template that is not there or does not fit is found out before anything starts."""
+            system = [] if chat.settings.system is None else [{"role": "system", "content": chat.settings.system}]
+            _render(chat.settings, tokenizer, [*system, {"role": "user", "content": "Hello"}])
+            return {}, ()
+
+        live(chat.given, tried, told, lambda message: in_own_words(message, chat=True))
 
     def before_exit(received: signal.Signals) -> bool:
         """An interrupt ends the answer; under torchrun, which ends all ranks after it, it ends the program."""

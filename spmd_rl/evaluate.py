@@ -48,6 +48,8 @@ class Evaluation:
 
 def configure(arguments: list[str]) -> Evaluation:
     """Everything that can be wrong before any rank has met another, without torch. Raises ValueError: all problems."""
+    # torchrun itself stumbles over --n, which could begin several of its own options.
+    arguments = ["--samples" + word[3:] if word == "--n" or word.startswith("--n=") else word for word in arguments]
     settings = load(EvaluateConfig, arguments, NEEDED, DESCRIPTION)
     directory = config_directory("model", settings.model)
     try:
@@ -145,7 +147,8 @@ def tell(evaluation: Evaluation, stage: Stage) -> None:
         print(note, flush=True)
     benchmarks = [Benchmark(name, split, len(stage.prompts[split])) for split, name in evaluation.names.items()]
     output.mkdir(parents=True, exist_ok=True)
-    summary: dict[str, Any] = {"settings": asdict(settings), "ranks": stage.world_size, "benchmarks": {}}
+    summary: dict[str, Any] = {"settings": asdict(settings), "dtype": evaluation.given.config.model.dtype}
+    summary |= {"ranks": stage.world_size, "benchmarks": {}}
     baseline: dict[str, list[Line]] = {}
     for benchmark in benchmarks:
         if evaluation.earlier is not None:
@@ -187,7 +190,7 @@ def _evaluate(settings: EvaluateConfig, stage: Stage, benchmark: Benchmark) -> l
     started = time.perf_counter()
     with report.progress(benchmark.name, stage.world_size // settings.rollout.tensor) as heard:
         stage.server.rollouts.heard = heard
-        lines, waited = ask(stage.servers.ranks, benchmark, 0, settings.n, sampling)
+        lines, waited = ask(stage.servers.ranks, benchmark, 0, settings.samples, sampling)
     print(report.result_text(benchmark.name, lines, time.perf_counter() - started, waited), flush=True)
     return lines
 

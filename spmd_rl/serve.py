@@ -43,8 +43,8 @@ Read = Callable[[Any], tuple[Mapping[str, Sequence[Any]], Sequence[str]]]
 """Tokenizer -> prompts by their split, and notes."""
 
 
-def live(given: Given, read: Read | None, tell: Callable[[Stage], None], in_words: Callable[[str], str]) -> None:
-    """Start a rank, and on rank 0 tell the story. `read`: the prompts to grade answers to; None: nothing is graded.
+def live(given: Given, read: Read, tell: Callable[[Stage], None], in_words: Callable[[str], str]) -> None:
+    """Start a rank, and on rank 0 tell the story. `read`: the prompts to grade answers to; none: nothing is graded.
 
     `in_words`: a run's settings in the words of the program.
     """
@@ -67,8 +67,8 @@ def live(given: Given, read: Read | None, tell: Callable[[Stage], None], in_word
         from spmd_rl.data.tokens import load_tokenizer
 
         tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
-        prompts, notes = ({}, ()) if read is None else read(tokenizer)
-        pool = None if read is None else start_graders(config, next(iter(prompts.values()))[0])
+        prompts, notes = read(tokenizer)
+        pool = start_graders(config, next(iter(prompts.values()))[0]) if prompts else None
         from spmd_rl.distributed import world as worlds
 
         world = worlds.start(platform, config.run.collective_timeout_seconds)

@@ -27,7 +27,7 @@ def test_all_problems_of_an_evaluation_are_listed_at_once(tiny_models, tmp_path)
     words += ["--benchmark", "nowhere.yaml", "--output", tmp_path / "full", "--baseline", tmp_path]
     said = refused(evaluate, *words)
     for what in (
-        "n = 4: greedily (temperature = 0) all samples of a question are the same",
+        "samples = 4: greedily (temperature = 0) all samples of a question are the same",
         "top_p = 2.0: out of range",
         "limit = 0: out of range",
         "seed = -1: out of range",
@@ -104,10 +104,9 @@ def test_weights_are_computed_with_as_config_json_says(tmp_path, said, dtype):
 
 
 def test_settings_may_stand_in_a_file(tmp_path):
-    for kind, values in ((EvaluateConfig, {"benchmark": ("a.yaml",), "n": 4}), (ChatConfig, {"system": "Be brief."})):
-        given = kind("m", **values)
+    for given in (EvaluateConfig("m", benchmark=("a.yaml",), samples=4), ChatConfig("m", system="Be brief.")):
         (tmp_path / "settings.yaml").write_text(dump(given))
-        assert load(kind, ["--config", str(tmp_path / "settings.yaml")], {}, "") == given
+        assert load(type(given), ["--config", str(tmp_path / "settings.yaml")], {}, "") == given
 
 
 def test_the_demos_evaluation_is_what_the_demo_itself_evaluates():
@@ -122,4 +121,4 @@ def test_the_demos_evaluation_is_what_the_demo_itself_evaluates():
     assert (given.limit, given.seed) == (demo.data.eval_problems, demo.run.seed)
     assert given.max_response_length == demo.rollout.max_response_length
     assert given.max_prompt_length == demo.data.max_prompt_length
-    assert (given.n, given.temperature, given.grader) == (1, 0.0, *demo.reward.rules)
+    assert (given.samples, given.temperature, given.grader) == (1, 0.0, *demo.reward.rules)

@@ -24,7 +24,7 @@ def main(argv: list[str]) -> int:
     settings = summary["settings"]
     if settings["temperature"] != 0:
         parser.error(f"{directory}: its temperature is {settings['temperature']}; only greedy answers can be repeated")
-    llm, same = make_engine(settings), True
+    llm, same = make_engine(settings, summary["dtype"]), True
     for name, said in summary["benchmarks"].items():
         lines = [json.loads(line) for line in (directory / f"{name}.jsonl").read_text().splitlines()]
         responses = ask(llm, [line["question"] for line in lines], settings["max_response_length"])
@@ -36,7 +36,7 @@ def main(argv: list[str]) -> int:
     return 0 if same else 1
 
 
-def make_engine(settings: dict):
+def make_engine(settings: dict, dtype: str):
     for name, value in (
         ("VLLM_ENABLE_V1_MULTIPROCESSING", "0"),
         ("VLLM_CPU_OMP_THREADS_BIND", "nobind"),
@@ -49,7 +49,8 @@ def make_engine(settings: dict):
 
     return LLM(
         settings["model"],
-        dtype=settings["dtype"],
+        # vLLM's own "auto" would compute a float32 model in bfloat16.
+        dtype=dtype,
         enforce_eager=True,
         max_model_len=settings["max_prompt_length"] + settings["max_response_length"],
         max_num_seqs=settings["rollout"]["max_sequences"],

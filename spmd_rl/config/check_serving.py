@@ -18,7 +18,12 @@ MOST_SAMPLES = 1024
 """Binomial coefficients of more do not fit a float, in which majority@k is computed."""
 
 # What a run's configuration calls the settings of these programs.
-_RENAMED = re.compile(r"\b(?:model\.path|model\.trust_remote_code|data\.(?=max_|overlong)|rollout\.(?=max_resp|stop))")
+_RENAMED = re.compile(
+    r"\b(?:model\.path|model\.trust_remote_code|data\.(?=max_|overlong|template|system|enable_thinking)"
+    r"|rollout\.(?=max_resp|stop))"
+)
+    r"\b(?:model\.path|model\.trust_remote_code|data\.(?=max_|overlong|template|system|enable_thinking)|rollout\.(?=max_resp|stop))"
+)
 
 
 def in_own_words(message: str, chat: bool = False) -> str:
@@ -71,19 +76,19 @@ def evaluation_problems(given: EvaluateConfig, config: Config, model: ModelShape
     """All problems of an evaluation at once."""
     problems = _sampling_problems(given)
     positive = {
-        "n": given.n,
+        "samples": given.samples,
         "max_prompt_length": given.max_prompt_length,
         "max_response_length": given.max_response_length,
         "grader_workers": given.grader_workers,
         **_engine_sizes(given),
     }
     problems += _below_one(positive | ({} if given.limit is None else {"limit": given.limit}))
-    if given.n > MOST_SAMPLES:
-        problems.append(f"n = {given.n}: more samples than {MOST_SAMPLES} of a question; lower it")
-    if given.n > 1 and given.temperature == 0:
+    if given.samples > MOST_SAMPLES:
+        problems.append(f"samples = {given.samples}: out of range; it must be at most {MOST_SAMPLES}")
+    if given.samples > 1 and given.temperature == 0:
         problems.append(
-            f"n = {given.n}: greedily (temperature = 0) all samples of a question are the same; set a temperature such "
-            "as 0.6, or n = 1"
+            f"samples = {given.samples}: greedily (temperature = 0) all samples of a question are the same; set a "
+            "temperature such as 0.6, or samples = 1"
         )
     for knob, seconds in (
         ("grader_timeout_seconds", given.grader_timeout_seconds),

@@ -32,8 +32,9 @@ class EvaluateConfig:
     """What to ask: files of configs/datasets/, or sources with all defaults. Several are evaluated one by one."""
     limit: int | None = None
     """At most so many questions of each benchmark, the first ones. None: all."""
-    n: int = 1
-    """Samples of each question; more than 1 needs a temperature."""
+    samples: int = 1
+    """Of each question; more than 1 needs a temperature. Without torchrun, which takes it for its own, --n is the same.
+    """
     temperature: float = 0.0
     """0: greedy, the likeliest token each time."""
     top_p: float = 1.0
@@ -46,6 +47,13 @@ class EvaluateConfig:
     """Strings that end a response, besides the model's own end tokens."""
     stop_token_ids: tuple[int, ...] = ()
     """Token ids that end a response, besides the model's own."""
+    system: str | None = None
+    """System message put before every question. None: what the dataset's file or the template says."""
+    template: str | None = None
+    """How messages are spelled: "chat" (the tokenizer's own chat template), a name in configs/templates/, or a .jinja
+    file. None: what the dataset's file says, else "chat"."""
+    enable_thinking: bool | None = None
+    """Passed to a template that knows it (Qwen3). None: what the template does by itself."""
     max_prompt_length: int = 1024
     """Tokens, template included."""
     overlong_prompts: Literal["drop", "refuse"] = "refuse"
@@ -85,6 +93,11 @@ class ChatConfig:
     """A Hugging Face directory, or a Megatron checkpoint directory as tools/convert_checkpoint.py writes it."""
     system: str | None = None
     """System message before the conversation. None: what the chat template does by itself."""
+    template: str | None = None
+    """How messages are spelled: "chat" (the tokenizer's own chat template), a name in configs/templates/, or a .jinja
+    file. None: the tokenizer's own."""
+    enable_thinking: bool | None = None
+    """Passed to a template that knows it (Qwen3). None: what the template does by itself."""
     temperature: float = 0.7
     """0: greedy, the likeliest token each time."""
     top_p: float = 0.95
@@ -118,7 +131,13 @@ def of_evaluation(given: EvaluateConfig, directory: str, dtype: Literal["float32
     engine = given.rollout
     return Config(
         ModelConfig(directory, dtype, trust_remote_code=given.trust_remote_code),
-        DataConfig(max_prompt_length=given.max_prompt_length, overlong_prompts=given.overlong_prompts),
+        DataConfig(
+            system=given.system,
+            template=given.template,
+            enable_thinking=given.enable_thinking,
+            max_prompt_length=given.max_prompt_length,
+            overlong_prompts=given.overlong_prompts,
+        ),
         rollout=RolloutConfig(
             tensor=engine.tensor,
             data=engine.data,

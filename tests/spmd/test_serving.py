@@ -24,7 +24,7 @@ def command(module: str, ranks: int, *words) -> list[str]:
 
 
 def evaluate(ranks: int, model, output, *more) -> str:
-    words = ["--model", model, "--benchmark", DEMO, "--limit", QUESTIONS, "--n", SAMPLES, "--temperature", 0.8]
+    words = ["--model", model, "--benchmark", DEMO, "--limit", QUESTIONS, "--samples", SAMPLES, "--temperature", 0.8]
     words += ["--max-prompt-length", 200, "--max-response-length", 12, "--rollout.cache-gib", 0.02, "--output", output]
     done = subprocess.run(
         command("evaluate", ranks, *words, "--platform", "cpu", *more),
