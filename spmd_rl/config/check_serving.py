@@ -22,8 +22,6 @@ _RENAMED = re.compile(
     r"\b(?:model\.path|model\.trust_remote_code|data\.(?=max_|overlong|template|system|enable_thinking)"
     r"|rollout\.(?=max_resp|stop))"
 )
-    r"\b(?:model\.path|model\.trust_remote_code|data\.(?=max_|overlong|template|system|enable_thinking)|rollout\.(?=max_resp|stop))"
-)
 
 
 def in_own_words(message: str, chat: bool = False) -> str:
