@@ -116,9 +116,10 @@ def test_the_demos_evaluation_is_what_the_demo_itself_evaluates():
     demo = load_config(["--config", "configs/demo_smollm2_cpu.yaml"])
     given = load(EvaluateConfig, ["--config", "configs/evaluation/demo_smollm2_cpu.yaml"], {}, "")
     options = load_dataset_config(given.benchmark[0]).options
-    spec = ArithmeticConfig(**{**options, "operations": tuple(options["operations"])}, problems=2000)
+    assert (options.pop("problems"), given.limit) == (demo.data.eval_problems, None)
+    spec = ArithmeticConfig(**options | {"operations": tuple(options["operations"])}, problems=2000)
     assert spec == demo.data.arithmetic
-    assert (given.limit, given.seed) == (demo.data.eval_problems, demo.run.seed)
+    assert given.seed == demo.run.seed
     assert given.max_response_length == demo.rollout.max_response_length
     assert given.max_prompt_length == demo.data.max_prompt_length
     assert (given.samples, given.temperature, given.grader) == (1, 0.0, *demo.reward.rules)
