@@ -12,23 +12,24 @@ from spmd_rl.controller.planner import plan_microbatches
 from spmd_rl.controller.ranks import Ranks
 from spmd_rl.controller.reward_models import RewardModels
 from spmd_rl.controller.run_log import RunLog
+from spmd_rl.data.sampling import Sampling
 from spmd_rl.program import Story, main
 
 
 def run_grpo(config: Config, ranks: Ranks, story: Story, log: RunLog) -> None:
     """Group Relative Policy Optimization, as rank 0 tells it (https://arxiv.org/abs/2402.03300)."""
-    train, algorithm = config.train, config.algorithm
+    train, algorithm, sampling = config.train, config.algorithm, Sampling.of(config.rollout)
     reward_models = RewardModels(config, story.data_parallel, story.share_prompts)
     for step in range(train.steps):
         if step == 0 and config.evaluation.before or step and due(step, config.evaluation.every_steps):
             with log.timed("evaluation"):
-                log.evaluation(step, evaluate(ranks, story.eval_prompts, story.benchmark, step))
+                log.evaluation(step, evaluate(ranks, story.benchmarks, config, step, log))
         with log.step(step + 1) as timed:
             rows = story.order.take(step * train.prompts_per_step, train.prompts_per_step)
             # Weights are refreshed on entry; vLLM holds the device inside.
             canary = due(step, config.rollout.canary_steps)
             with ranks.rollout_mode(timed, canary) as moved, timed("rollout"):
-                samples, rollout = ranks.generate("train", rows, step, algorithm.samples_per_prompt, greedy=False)
+                samples, rollout = ranks.generate("train", rows, step, algorithm.samples_per_prompt, sampling)
             # Rule rewards were computed as sequences finished.
             scored, grading = ranks.rewards()
             # Reward models, if there are any, score beside the rules.
@@ -74,7 +75,7 @@ def run_grpo(config: Config, ranks: Ranks, story: Story, log: RunLog) -> None:
             ranks.forget()
     if config.evaluation.after:
         with log.timed("evaluation"):
-            log.evaluation(train.steps, evaluate(ranks, story.eval_prompts, story.benchmark, train.steps))
+            log.evaluation(train.steps, evaluate(ranks, story.benchmarks, config, train.steps, log))
     if config.run.export_hf:
         with log.timed("export"):
             ranks.export_hf(str(story.run_dir / "hf"))

@@ -8,7 +8,8 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from spmd_rl.config.check_reward_models import read_reward_shape, speaking_of
 from spmd_rl.config.config import Config
 from spmd_rl.config.load import dump, load_config, load_dataset_config
 from spmd_rl.config.model_shape import ModelShape, read_model_shape
+from spmd_rl.controller.benchmark import Benchmark
 from spmd_rl.controller.run_log import RunLog, require_wandb_key
 from spmd_rl.data.order import PromptOrder
 from spmd_rl.distributed.environment import local_rank_from_environment, rank_from_environment, size_from_environment
@@ -31,8 +33,7 @@ class Story:
 
     run_dir: Path
     order: PromptOrder
-    eval_prompts: int
-    benchmark: str
+    benchmarks: list[Benchmark]
     data_parallel: int
     share_prompts: bool
 
@@ -42,15 +43,36 @@ Tell = Callable[[Config, Any, Story, Any], None]
 
 def main(tell: Tell, arguments: list[str] | None = None) -> None:
     """Run one entry point on this rank; the exit status is 2 where the user can mend what is wrong."""
+    launch(configure, lambda settings: run(*settings, tell), arguments)
+
+
+def launch(
+    configure: Callable[[list[str]], Any],
+    live: Callable[[Any], None],
+    arguments: list[str] | None = None,
+    before_exit: Callable[[signal.Signals], bool] = lambda received: True,
+) -> None:
+    """What every entry point does: settings, or what is wrong with them; then a rank's life, which signals end.
+
+    `before_exit` hears of a signal, on a thread of its own, and keeps the program alive with False.
+    """
     _quieten()
     from torch.distributed.elastic.multiprocessing.errors import record
 
+    with refusing():
+        settings = configure(sys.argv[1:] if arguments is None else arguments)
+    _exit_on_signals(before_exit)
+    record(live)(settings)
+
+
+@contextmanager
+def refusing(in_words: Callable[[str], str] = str) -> Iterator[None]:
+    """A ValueError inside is what a user can change; it ends the program. `in_words`: the words for it."""
     try:
-        config, shape = configure(sys.argv[1:] if arguments is None else arguments)
+        yield
     except ValueError as error:
-        _refuse(error)
-    _exit_on_signals()
-    record(run)(config, shape, tell)
+        words = in_words(str(error))
+        _refuse(error if words == str(error) else ValueError(words).with_traceback(error.__traceback__))
 
 
 def _quieten() -> None:
@@ -95,13 +117,12 @@ def run(config: Config, shape: ModelShape, tell: Tell) -> None:
         _check_weights(config, shape)
         loaded = _read_prompts(config)
         readers = _read_reward_models(config, loaded)
-        pool = _start_graders(config, loaded.prompts["train"][0])
+        pool = start_graders(config, loaded.prompts["train"][0])
         from spmd_rl.distributed import world as worlds
 
         world = worlds.start(platform, config.run.collective_timeout_seconds)
     except ValueError as error:
         _refuse(error)
-    from spmd_rl.distributed.commands import Commands
     from spmd_rl.worker.worker import Worker
 
     lines = applied + loaded.notes + notes(config, world.size)
@@ -111,27 +132,37 @@ def run(config: Config, shape: ModelShape, tell: Tell) -> None:
         worker = Worker(config, shape, platform, world, loaded.prompts, loaded.tokenizer, pool, readers)
     except ValueError as error:
         _refuse(error)
-    # All that exists now lives as long as the run; a full collection would look at it each time, for 0.1 s or more.
-    gc.collect()
-    gc.freeze()
-    commands = Commands(world, config.run.control_timeout_seconds)
-    if log is None:
-        worker.serve(commands)
-    else:
+
+    def control(commands: Any) -> None:
         from spmd_rl.controller.ranks import Ranks
 
         ranks = Ranks(commands, worker)
         story = Story(
             run_dir=log.run_dir,
             order=loaded.order,
-            eval_prompts=len(loaded.prompts["eval"]),
-            benchmark=_benchmark(config),
+            benchmarks=loaded.benchmarks,
             data_parallel=config.parallel.data(world.size),
             share_prompts=config.train.share_prompts and platform.shares_prompts,
         )
         with log:
             tell(config, ranks, story, log)
         ranks.stop()
+
+    attend(worker, world, config.run.control_timeout_seconds, control)
+
+
+def attend(worker: Any, world: Any, control_timeout_seconds: float, control: Callable[[Any], None]) -> None:
+    """Rank 0 tells the story, which ends with the verb stop; the others serve; then all leave together."""
+    from spmd_rl.distributed.commands import Commands
+
+    # All that exists now lives as long as the run; a full collection would look at it each time, for 0.1 s or more.
+    gc.collect()
+    gc.freeze()
+    commands = Commands(world, control_timeout_seconds)
+    if world.rank:
+        worker.serve(commands)
+    else:
+        control(commands)
     import torch.distributed as dist
 
     dist.barrier(group=world.control)
@@ -157,21 +188,32 @@ class _Loaded:
     prompts: dict[str, list[Any]]
     notes: list[str]
     order: PromptOrder
+    benchmarks: list[Benchmark]
 
 
 def _read_prompts(config: Config) -> _Loaded:
     """Every rank reads all prompts: only their row numbers travel."""
-    from spmd_rl.data.prompts import load_prompts
+    from spmd_rl.data.prompts import load_dataset, load_prompts
     from spmd_rl.data.tokens import load_tokenizer
 
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
     loaded = {split: load_prompts(config, tokenizer, split) for split in ("train", "eval")}
+    names: dict[str, str] = {}
+    if loaded["eval"].prompts:
+        names["eval"] = load_dataset_config(config.data.eval_source or config.data.source).name or "eval"
+    for text in config.evaluation.benchmarks:
+        dataset = load_dataset_config(text)
+        split = names_split(dataset.name or text, names)
+        limit = config.evaluation.limit
+        loaded[split] = load_dataset(dataset, config.data, tokenizer, config.run.seed, "eval", limit)
+    benchmarks = [Benchmark(name, split, len(loaded[split].prompts)) for split, name in names.items()]
     sizes, weights = zip(*loaded["train"].shares, strict=True)
     return _Loaded(
         tokenizer,
         {split: list(part.prompts) for split, part in loaded.items()},
         [note for part in loaded.values() for note in part.notes],
         PromptOrder(sizes, config.run.seed, config.data.shuffle, weights),
+        benchmarks,
     )
 
 
@@ -189,7 +231,16 @@ def _read_reward_models(config: Config, loaded: _Loaded) -> dict[str, Any]:
     return readers
 
 
-def _start_graders(config: Config, prompt: Any) -> Any:
+def names_split(name: str, names: dict[str, str]) -> str:
+    """Give a benchmark a split of its own, and a name that no other of `names` has: a number is added where one has."""
+    taken = set(names.values())
+    free = next(n for n in (name, *(f"{name}_{i}" for i in range(2, len(names) + 3))) if n not in taken)
+    split = f"benchmark {len(names)}"
+    names[split] = free.replace("/", "_")
+    return split
+
+
+def start_graders(config: Config, prompt: Any) -> Any:
     """The grader processes, tried on the first prompt's own answer: a rule that returns no number is found out now."""
     from spmd_rl.rewards.grade import RewardSample
     from spmd_rl.rewards.no_rules import NoRules
@@ -221,10 +272,6 @@ def _start_log(config: Config, world_size: int, lines: list[str]) -> RunLog:
     return log
 
 
-def _benchmark(config: Config) -> str:
-    return load_dataset_config(config.data.eval_source or config.data.source).name or "eval"
-
-
 def _refuse(error: ValueError) -> None:
     """Say what the user can change, once a node, and leave."""
     if local_rank_from_environment() == 0:
@@ -239,7 +286,7 @@ def _refuse(error: ValueError) -> None:
     sys.exit(USER_ERROR)
 
 
-def _exit_on_signals() -> None:
+def _exit_on_signals(before_exit: Callable[[signal.Signals], bool]) -> None:
     """Leave at once on Ctrl-C and SIGTERM, also while the main thread waits inside a collective.
 
     A thread waits for the signals: Python runs ordinary handlers only between bytecodes of the main thread.
@@ -248,7 +295,8 @@ def _exit_on_signals() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
 
     def wait() -> None:
-        received = signal.sigwait(signals)
+        while not before_exit(received := signal.sigwait(signals)):
+            pass
         if rank_from_environment() == 0:
             # Show the cursor again, which a live progress display hides.
             sys.stderr.write(

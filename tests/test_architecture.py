@@ -12,7 +12,8 @@ PACKAGE = ROOT / "spmd_rl"
 
 # From the top down; what stands in one row does not import each other.
 LAYERS = (
-    ("grpo", "plan"),
+    ("grpo", "plan", "evaluate", "chat"),
+    ("serve",),
     ("program", "dry_run"),
     ("controller", "worker"),
     ("training", "rollout"),
@@ -40,7 +41,7 @@ DOORS = {
     "math_verify": ("rewards/",),
     "wandb": ("controller/run_log.py",),
     "tensorboard": ("controller/run_log.py",),
-    "rich": ("controller/run_log.py", "controller/console.py"),
+    "rich": ("controller/run_log.py", "controller/console.py", "controller/evaluation_report.py"),
     "plotext": ("controller/report.py",),
     "matplotlib": ("controller/pictures.py",),
     "ray": (),
@@ -49,8 +50,9 @@ DOORS = {
 # processes started, without it.
 TORCH_FREE = ("config", "data", "rewards", "plan", "dry_run")
 # These decide and tell; what they tell the ranks through may use torch.
-TORCH_FREE_THEMSELVES = ("controller", "grpo")
+TORCH_FREE_THEMSELVES = ("controller", "grpo", "evaluate", "chat", "serve")
 
+SERVER = ("worker/server.py", "Server")
 FILES = sorted(PACKAGE.rglob("*.py"))
 PLACE = {path: path.relative_to(PACKAGE).as_posix() for path in FILES}
 
@@ -226,3 +228,9 @@ def test_ranks_and_worker_have_the_same_verbs():
         pytest.skip(f"not written yet: {', '.join(missing)}")
     told, done = verbs(paths[0], "Ranks"), verbs(paths[1], "Worker")
     assert told and told == done
+
+
+def test_servers_and_server_have_the_same_verbs_beside_those_that_ranks_have():
+    told, done = (verbs(PACKAGE / path, name) for path, name in (("controller/servers.py", "Servers"), SERVER))
+    assert told and told <= done
+    assert done - told <= verbs(PACKAGE / "controller" / "ranks.py", "Ranks")

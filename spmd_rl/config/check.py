@@ -11,7 +11,7 @@ from typing import Any
 
 from spmd_rl.config.check_model import model_problems
 from spmd_rl.config.check_reward_models import reward_model_problems
-from spmd_rl.config.config import Config, ConfigError, DataConfig
+from spmd_rl.config.config import Config, ConfigError, DataConfig, EvaluationConfig
 from spmd_rl.config.load import load_dataset_config
 from spmd_rl.config.model_shape import ModelShape
 from spmd_rl.config.phrases import divisors
@@ -70,14 +70,16 @@ _RANGES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
         "parallel.tensor parallel.context parallel.pipeline parallel.virtual parallel.expert parallel.expert_tensor "
         "rollout.tensor rollout.data rollout.max_response_length rollout.max_sequences "
         "rollout.block_tokens reward.workers reward.batch train.steps train.prompts_per_step train.minibatches "
-        "train.tokens_per_microbatch train.logprob_chunk_tokens data.max_prompt_length data.arithmetic.problems",
+        "train.tokens_per_microbatch train.logprob_chunk_tokens data.max_prompt_length data.arithmetic.problems "
+        "evaluation.samples",
     ),
     (
         "0 or more",
         lambda value: value >= 0,
         "rollout.top_k data.eval_problems data.arithmetic.min_operand algorithm.kl_coefficient algorithm.std_epsilon "
         "train.warmup_steps train.learning_rate train.min_learning_rate train.weight_decay train.clip_grad "
-        "rollout.canary_steps reward.memory_mib evaluation.every_steps run.seed",
+        "rollout.canary_steps reward.memory_mib evaluation.every_steps evaluation.temperature evaluation.top_k "
+        "run.seed",
     ),
     ("-1 (all) or more", lambda value: value >= -1, "run.samples_logged"),
     (
@@ -91,7 +93,7 @@ _RANGES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
         lambda value: value > 0,
         "rollout.temperature",
     ),
-    ("above 0 and at most 1 (1: all tokens)", lambda value: 0 < value <= 1, "rollout.top_p"),
+    ("above 0 and at most 1 (1: all tokens)", lambda value: 0 < value <= 1, "rollout.top_p evaluation.top_p"),
     ("at least 0 (0: all tokens) and below 1", lambda value: 0 <= value < 1, "rollout.min_p"),
     ("above 0 and at most 1", lambda value: 0 < value <= 1, "algorithm.clip_low"),
     ("at least 0 and below 1", lambda value: 0 <= value < 1, "train.adam_beta1 train.adam_beta2"),
@@ -237,10 +239,12 @@ def _data(config: Config) -> list[str]:
                 f"data.arithmetic.wording = {arithmetic.wording!r}: its places must be {{a}}, {{op}} and {{b}}; "
                 "write a brace that is meant as text twice"
             )
-    if evaluation.every_steps and data.eval_source is None and (data.mix or not is_made(data.source)):
+    problems += _evaluation(evaluation)
+    held_out = data.eval_source is not None or evaluation.benchmarks or not (data.mix or not is_made(data.source))
+    if evaluation.every_steps and not held_out:
         problems.append(
             f"evaluation.every_steps = {evaluation.every_steps}: there are no held-out problems; name a file with "
-            "data.eval_source, or set it to 0"
+            "data.eval_source or evaluation.benchmarks, or set it to 0"
         )
     problems += _templates(data)
     if data.system is not None and data.template == PLAIN:
@@ -257,6 +261,21 @@ def _data(config: Config) -> list[str]:
         problems.append(
             f"reward.rules = {weights}: every reward would be 0; name a rule with a weight, such as math_answer 1.0"
         )
+    return problems
+
+
+def _evaluation(evaluation: EvaluationConfig) -> list[str]:
+    problems: list[str] = []
+    if evaluation.samples > 1 and evaluation.temperature == 0:
+        problems.append(
+            f"evaluation.samples = {evaluation.samples}: greedily (evaluation.temperature = 0) all samples of a "
+            "problem are the same; set a temperature such as 0.6, or 1 sample"
+        )
+    problems += [
+        f"evaluation.{knob} = {value}: out of range; it must be 1 or more"
+        for knob, value in (("limit", evaluation.limit), ("max_response_length", evaluation.max_response_length))
+        if value is not None and value < 1
+    ]
     return problems
 
 
@@ -285,7 +304,8 @@ def _templates(data: DataConfig) -> list[str]:
     return problems
 
 
-def _sources(data: DataConfig) -> list[str]:
+def _sources(config: Config) -> list[str]:
+    data = config.data
     problems: list[str] = []
     if data.mix and data.source != ARITHMETIC:
         problems.append(f"data.source = {data.source}: data.mix names the sources already; leave one of them out")
@@ -296,6 +316,7 @@ def _sources(data: DataConfig) -> list[str]:
     ]
     named = [("data.mix", source) for source in data.mix] or [("data.source", data.source)]
     named += [] if data.eval_source is None else [("data.eval_source", data.eval_source)]
+    named += [("evaluation.benchmarks", source) for source in config.evaluation.benchmarks]
     for knob, text in named:
         try:
             dataset = load_dataset_config(text)
@@ -336,7 +357,7 @@ def _files(config: Config) -> list[str]:
     for knob, path in (("model.path", config.model.path), ("model.reference_path", config.model.reference_path)):
         if path is not None and not Path(path).is_dir():
             problems.append(f"{knob} = {path}: there is no such directory; name a Hugging Face model directory")
-    problems += _sources(config.data)
+    problems += _sources(config)
     if config.run.dir is None and (not config.run.name or "/" in config.run.name):
         problems.append(f"run.name = {config.run.name!r}: it names the directory runs/<name>; take a plain name")
     directory = Path(config.run.dir or f"runs/{config.run.name}")

@@ -29,11 +29,12 @@ def model_problems(config: Config, model: ModelShape) -> list[str]:
                 f"{either(fitting)}"
             )
     problems += _context(config, model) + _stages(config, model) + _experts(config, model)
-    longest = config.data.max_prompt_length + config.rollout.max_response_length
+    longest = config.data.max_prompt_length + config.longest_response
     if longest > model.max_positions:
+        longer = "rollout" if config.longest_response == config.rollout.max_response_length else "evaluation"
         problems.append(
-            f"data.max_prompt_length + rollout.max_response_length = {config.data.max_prompt_length} + "
-            f"{config.rollout.max_response_length}: the model has {model.max_positions} positions; lower one of them"
+            f"data.max_prompt_length + {longer}.max_response_length = {config.data.max_prompt_length} + "
+            f"{config.longest_response}: the model has {model.max_positions} positions; lower one of them"
         )
     outside = [token for token in config.rollout.stop_token_ids if not 0 <= token < model.vocabulary]
     if outside:

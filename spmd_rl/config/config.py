@@ -295,6 +295,21 @@ class EvaluationConfig:
     """Evaluate before the first step."""
     after: bool = True
     """Evaluate after the last step."""
+    benchmarks: tuple[str, ...] = ()
+    """Further held-out problems, each a set of its own, named as data.source is: configs/datasets/gsm8k.yaml."""
+    limit: int | None = None
+    """At most so many problems of each benchmark, the first ones. None: all. (data.eval_problems is for
+    data.eval_source.)"""
+    samples: int = 1
+    """Responses to each held-out problem; more than 1 needs a temperature, and gives pass@k and majority@k."""
+    temperature: float = 0.0
+    """0: greedy."""
+    top_p: float = 1.0
+    """As rollout.top_p, in evaluation."""
+    top_k: int = 0
+    """As rollout.top_k, in evaluation."""
+    max_response_length: int | None = None
+    """Tokens of a response in evaluation. None: rollout.max_response_length."""
 
 
 @dataclass(frozen=True)
@@ -336,3 +351,8 @@ class Config:
     train: TrainConfig = field(default_factory=TrainConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     run: RunConfig = field(default_factory=RunConfig)
+
+    @property
+    def longest_response(self) -> int:
+        """Tokens of a response in training or in evaluation, at most."""
+        return max(self.rollout.max_response_length, self.evaluation.max_response_length or 0)

@@ -8,12 +8,14 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import tyro
 import yaml
 
 from spmd_rl.config.config import Config, ConfigError, DatasetConfig
+
+Settings = TypeVar("Settings")
 
 DESCRIPTION = """\
 Every setting below can stand in a YAML file, section by section, and on the command line, which wins.
@@ -30,17 +32,28 @@ def load_config(argv: list[str]) -> Config:
     Raises ConfigError with all problems: unknown keys with the nearest known name, values of a wrong type, ...
     `--help` prints every setting with the file's values as defaults, and exits.
     """
+    needed = {
+        "model.path": "model.path: not set; name a Hugging Face model directory in the file or with --model.path DIR"
+    }
+    return load(Config, argv, needed, DESCRIPTION)
+
+
+def load(kind: type[Settings], argv: list[str], needed: dict[str, str], description: str) -> Settings:
+    """load_config, for any dataclass of settings.
+
+    `needed`: text settings without a default, and what to say where one is not set. `description`: for `--help`.
+    """
     problems: list[str] = []
     files, overrides, wants_help = _split(argv, problems)
     content = _read_yaml(Path(files[0]), problems) if files else {}
     values: dict[str, Any] = {}
-    _read_section(Config, content or {}, "", files[0] if files else "", values, problems)
-    _name_sections(knobs(), overrides, values, wants_help)
+    _read_section(kind, content or {}, "", files[0] if files else "", values, problems)
+    _name_sections(knobs(kind), overrides, values, wants_help)
     if wants_help:
-        _tyro(["--help"], _build(Config, {"model.path": tyro.MISSING} | values))
-    if content is not None and "model.path" not in values and "model.path" not in overrides:
-        problems.append("model.path: not set; name a Hugging Face model directory in the file or with --model.path DIR")
-    config = _override(_build(Config, {"model.path": ""} | values), overrides, problems)
+        _tyro(["--help"], _build(kind, dict.fromkeys(needed, tyro.MISSING) | values), description)
+    if content is not None:
+        problems += [what for name, what in needed.items() if name not in values and name not in overrides]
+    config = _override(_build(kind, dict.fromkeys(needed, "") | values), overrides, problems)
     if problems:
         raise ConfigError(problems)
     return config
@@ -75,8 +88,8 @@ def _dataset_name(source: str) -> str:
     return Path(source.partition(":")[2] or source).stem
 
 
-def dump(config: Config) -> str:
-    """YAML that load_config reads back to an equal Config."""
+def dump(config: Any) -> str:
+    """YAML that load_config reads back to an equal Config, and `load` to equal settings."""
     return yaml.safe_dump(_plain(dataclasses.asdict(config)), sort_keys=False, allow_unicode=True, width=120)
 
 
@@ -199,16 +212,23 @@ def _read_yaml(
 
 
 def _read_section(
-    kind: type, content: dict[Any, Any], prefix: str, file: str, values: dict[str, Any], problems: list[str]
+    kind: type,
+    content: dict[Any, Any],
+    prefix: str,
+    file: str,
+    values: dict[str, Any],
+    problems: list[str],
+    root: type | None = None,
 ) -> None:
+    """`root`: what this is a section of; None: it is no section."""
     hints = get_type_hints(kind)
     for key, value in content.items():
         name = f"{prefix}{key}"
         if key not in hints:
-            problems.append(f"{file}: {_unknown(name, DatasetConfig if kind is DatasetConfig else Config)}")
+            problems.append(f"{file}: {_unknown(name, root or kind)}")
         elif dataclasses.is_dataclass(hints[key]):
             if isinstance(value, dict):
-                _read_section(hints[key], value, f"{name}.", file, values, problems)
+                _read_section(hints[key], value, f"{name}.", file, values, problems, root or kind)
             elif value is not None:  # a section whose every line is commented out reads as None
                 problems.append(f"{file}: {name} = {value!r}: expected a section with settings of its own")
         elif section := _named(hints[key]):
@@ -271,10 +291,10 @@ def _describe(kind: Any) -> str:
     }[kind]
 
 
-def _unknown(name: str, of: type = Config) -> str:
+def _unknown(name: str, kind: type) -> str:
     """Says that there is no such setting, and which one was probably meant."""
-    known = list(knobs(of))
-    sections = {n.rpartition(".")[0] for n in known} | {n.partition(".")[0] for n in known}
+    known = list(knobs(kind))
+    sections = {n[:dot] for n in known for dot in (n.find("."), n.rfind(".")) if dot > 0}
     if name in sections:
         return f"{name}: a section; set what is in it, such as {next(n for n in known if n.startswith(name + '.'))}"
     last = name.rpartition(".")[2]
@@ -312,15 +332,15 @@ def _split(argv: list[str], problems: list[str]) -> tuple[list[str], dict[str, l
     return files, {name: words for name, words in groups if name != "config"}, wants_help
 
 
-def _override(config: Config, overrides: dict[str, list[str]], problems: list[str]) -> Config:
-    known = knobs()
+def _override(config: Settings, overrides: dict[str, list[str]], problems: list[str]) -> Settings:
+    known = knobs(type(config))
     accepted: dict[str, list[str]] = {}
     for name, words in overrides.items():
         kind = known.get(_knob(name, known))
         if kind is not None:
             accepted[name] = _spell_booleans(words) if kind in (bool, bool | None) else words
         else:
-            problems.append(f"command line: {_unknown(name)}")
+            problems.append(f"command line: {_unknown(name, type(config))}")
     try:
         return _tyro([word for name in accepted for word in _words(name, accepted[name])], config)
     except SystemExit:  # tyro stops at the first mistake; one by one finds them all
@@ -345,17 +365,17 @@ def _spell_booleans(words: list[str]) -> list[str]:
     return [word.capitalize() if word.lower() in ("true", "false") else word for word in words]
 
 
-def _tyro(argv: list[str], default: Config) -> Config:
+def _tyro(argv: list[str], default: Settings, description: str = "") -> Settings:
     wants_help = argv == ["--help"]
     with contextlib.ExitStack() as quiet:
         if not wants_help:
             quiet.enter_context(contextlib.redirect_stderr(io.StringIO()))
             quiet.enter_context(contextlib.redirect_stdout(io.StringIO()))
         return tyro.cli(
-            Config,
+            type(default),
             args=argv,
             default=default,
-            description=DESCRIPTION,
+            description=description,
             use_underscores=True,
             # Every setting takes a value: --data.shuffle False, as it is written in the file.
             config=(tyro.conf.FlagConversionOff,),

@@ -4,9 +4,11 @@ from collections import Counter
 from collections.abc import Sequence
 
 from spmd_rl.config.config import Config
+from spmd_rl.controller.benchmark import Benchmark, ask, measure
 from spmd_rl.controller.ranks import Ranks
 from spmd_rl.controller.run_log import RunLog
 from spmd_rl.data.samples import SAMPLES
+from spmd_rl.data.sampling import Sampling
 from spmd_rl.data.tickets import UNJUDGED, Scored, Ticket
 from spmd_rl.rewards.table import labels
 
@@ -36,25 +38,30 @@ def judged_correct(tickets: Sequence[Ticket], scored: dict[int, Scored]) -> list
     return [] if set(causes) <= {UNJUDGED} else [cause == "correct" for cause in causes]
 
 
-def evaluate(ranks: Ranks, problems: int, benchmark: str, step: int) -> dict[str, float]:
-    """Greedy accuracy on the held-out problems; the ranks are back in training mode afterwards."""
-    if problems == 0:
-        return {}
+def evaluate(ranks: Ranks, benchmarks: Sequence[Benchmark], config: Config, step: int, log: RunLog) -> dict[str, float]:
+    """Ask all held-out questions and keep the answers; the ranks are back in training mode afterwards."""
+    metrics: dict[str, float] = {}
+    if not benchmarks:
+        return metrics
     with ranks.rollout_mode():
-        tickets, _ = ranks.generate("eval", range(problems), step, samples_per_prompt=1, greedy=True)
-    scored, _ = ranks.rewards()
-    ranks.forget()
-    causes = Counter(score.cause for score in scored.values())
-    accuracy = {
-        f"eval/{benchmark}/accuracy": causes["correct"] / len(tickets),
-        f"eval/{benchmark}/unparsed_fraction": causes["unparsed"] / len(tickets),
-    }
-    return {
-        # Without rules, which alone judge answers, there is none.
-        **(accuracy if scored else {}),
-        f"eval/{benchmark}/truncated_fraction": sum(t.finish_reason == "length" for t in tickets) / len(tickets),
-        f"eval/{benchmark}/response_length_mean": _mean([ticket.response_tokens for ticket in tickets]),
-    }
+        for benchmark in benchmarks:
+            lines, _ = ask(ranks, benchmark, step, config.evaluation.samples, evaluation_sampling(config))
+            log.questions(step, benchmark.name, lines)
+            metrics |= {f"eval/{benchmark.name}/{name}": value for name, value in measure(lines).items()}
+    return metrics
+
+
+def evaluation_sampling(config: Config) -> Sampling:
+    """As evaluation.* says; responses end as in training."""
+    rollout, evaluation = config.rollout, config.evaluation
+    return Sampling(
+        temperature=evaluation.temperature,
+        max_tokens=evaluation.max_response_length or rollout.max_response_length,
+        top_p=evaluation.top_p,
+        top_k=evaluation.top_k,
+        stop=rollout.stop,
+        stop_token_ids=rollout.stop_token_ids,
+    )
 
 
 def keep_conversations(ranks: Ranks, log: RunLog, tickets: Sequence[Ticket], step: int, count: int) -> None:

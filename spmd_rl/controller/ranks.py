@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any, Protocol
 
 from spmd_rl.controller.planner import Plan
+from spmd_rl.data.sampling import Sampling
 from spmd_rl.data.tickets import Scored, Ticket
 from spmd_rl.distributed.verb import verb
 
@@ -89,11 +90,16 @@ class Ranks:
 
     @verb
     def generate(
-        self, split: str, rows: Sequence[int], step: int, samples_per_prompt: int, greedy: bool
+        self, split: str, rows: Sequence[int], step: int, samples_per_prompt: int, sampling: Sampling
     ) -> tuple[list[Ticket], dict[str, float]]:
         """Samples of these prompts; each is graded as it ends. Returns tickets in order of id, and metrics."""
         answers = self._all(
-            "generate", split=split, rows=list(rows), step=step, samples_per_prompt=samples_per_prompt, greedy=greedy
+            "generate",
+            split=split,
+            rows=list(rows),
+            step=step,
+            samples_per_prompt=samples_per_prompt,
+            sampling=asdict(sampling),
         )
         tickets = sorted((Ticket(**ticket) for answer in answers for ticket in answer["tickets"]), key=lambda t: t.id)
         seconds = [answer["seconds"] for answer in answers]
@@ -115,6 +121,14 @@ class Ranks:
             "timing/rule_reward": sum(answer["busy_seconds"] for answer in answers),
             "timing/non_overlap_rule_reward": max(answer["waited_seconds"] for answer in answers),
         }
+
+    @verb
+    def compare_answers(self, split: str, pairs: Sequence[tuple[int, str, str]]) -> list[bool]:
+        """Of each (row, answer, answer): whether the rules that grade the row's samples find the two equal."""
+        if not pairs:
+            return []
+        found = dict(pair for answer in self._all("compare_answers", split=split, pairs=list(pairs)) for pair in answer)
+        return [found[number] for number in range(len(pairs))]
 
     @verb
     def exchange(self, plan: Plan) -> dict[str, float]:

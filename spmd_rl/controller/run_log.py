@@ -19,7 +19,8 @@ from spmd_rl.controller.console import Console, console, conversation, evaluatio
 from spmd_rl.data.samples import SAMPLES, samples_file, write_samples
 
 METRICS = "metrics.jsonl"
-WRITTEN_HERE = ("config.yaml", METRICS, "run.log", SAMPLES, "tensorboard", "wandb", "hf", "report")
+EVALUATIONS = "evaluations"
+WRITTEN_HERE = ("config.yaml", METRICS, "run.log", SAMPLES, "tensorboard", "wandb", "hf", "report", EVALUATIONS)
 
 Timed = Callable[[str], AbstractContextManager[None]]
 
@@ -137,6 +138,10 @@ class RunLog:
         for sample in samples[:show]:
             self.note(conversation(sample))
 
+    def questions(self, step: int, benchmark: str, lines: Sequence[Mapping[str, Any]]) -> None:
+        """Keep what an evaluation asked and what came back: one question a line (controller/benchmark.py)."""
+        write_samples(self.run_dir / EVALUATIONS / f"step_{step:06d}_{benchmark}.jsonl", lines)
+
     def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
         """Numbers of an evaluation after `step` steps: a row of their own."""
         if not metrics:
@@ -160,7 +165,8 @@ class RunLog:
             sink.write(step, metrics)
 
     def _places(self) -> dict[str, Path]:
-        places = {"metrics": METRICS, "samples": SAMPLES, "tensorboard": "tensorboard", "w&b": "wandb", "model": "hf"}
+        places = {"metrics": METRICS, "samples": SAMPLES, "evaluations": EVALUATIONS, "tensorboard": "tensorboard"}
+        places |= {"w&b": "wandb", "model": "hf"}
         return {name: self.run_dir / place for name, place in places.items() if (self.run_dir / place).exists()}
 
 

@@ -5,10 +5,10 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from spmd_rl.config.config import DataConfig, DatasetConfig
+from spmd_rl.config.config import ArithmeticConfig, DataConfig, DatasetConfig
 from spmd_rl.config.sources import ARITHMETIC, REASONING_GYM, is_made
 from spmd_rl.data.arithmetic import make_problems
 from spmd_rl.data.rows import BadRows, Located, Row, read_rows
@@ -109,7 +109,7 @@ def _made(
         if len(rows) < wanted:
             notes.append(f"{dataset.source}: it makes only {len(rows)} different problems for {split}, not {wanted}")
         return rows
-    spec = data.arithmetic
+    spec = _arithmetic(dataset, data)
     wanted = spec.problems if split == "train" or limit is None else limit
     rows = make_problems(spec, wanted, seed, split)
     if not rows:
@@ -128,6 +128,14 @@ def _made(
             "operands allow; raise data.arithmetic.max_operand for more"
         )
     return rows
+
+
+def _arithmetic(dataset: DatasetConfig, data: DataConfig) -> ArithmeticConfig:
+    """data.arithmetic, and what a dataset's file says instead of it."""
+    known = {field.name for field in fields(ArithmeticConfig)}
+    if unknown := [name for name in dataset.options if name not in known]:
+        raise ValueError(f"{dataset.source}: it has no option {', '.join(unknown)}; there are {', '.join(known)}")
+    return replace(data.arithmetic, **dataset.options)
 
 
 class _Columns:

@@ -128,38 +128,57 @@ class Engine:
 
     def generate(self, requests: Iterable[Request], sampling: Sampling, finished: Callable[[Completion], None]) -> None:
         """Run all requests through the engine's step loop; `finished` is called for each sample as it ends."""
-        from vllm import SamplingParams
-        from vllm.inputs import TokensPrompt
-        from vllm.sampling_params import RequestOutputKind
-
         engine = self.llm.llm_engine
         waiting: dict[str, Request] = {}
         for request in requests:
-            name = str(request.id)
-            waiting[name] = request
-            engine.add_request(
-                name,
-                TokensPrompt(prompt_token_ids=list(request.prompt)),
-                SamplingParams(
-                    temperature=sampling.temperature,
-                    top_p=sampling.top_p,
-                    top_k=sampling.top_k,
-                    min_p=sampling.min_p,
-                    max_tokens=sampling.max_tokens,
-                    stop=list(sampling.stop) or None,
-                    stop_token_ids=list(sampling.stop_token_ids) or None,
-                    seed=request.seed,
-                    logprobs=0,
-                    flat_logprobs=True,
-                    detokenize=self.needs_text,
-                    output_kind=RequestOutputKind.FINAL_ONLY,
-                ),
-            )
+            waiting[str(request.id)] = request
+            self._add(request, sampling, logprobs=0, flat_logprobs=True, output_kind="FINAL_ONLY")
         while engine.has_unfinished_requests():
             for output in engine.step():
                 if output.finished:
                     finished(_completion(waiting.pop(output.request_id), output))
         assert not waiting, f"the engine lost {len(waiting)} requests"
+
+    def stream(self, request: Request, sampling: Sampling, made: Callable[[list[int]], bool]) -> str:
+        """Run one request; `made` is called after each step with the tokens that are new, and stops it with True.
+
+        The ranks of a replica must say the same. Returns the finish reason: `stop`, `length` or `abort`.
+        """
+        engine = self.llm.llm_engine
+        self._add(request, sampling, output_kind="DELTA")
+        reason = ""
+        while engine.has_unfinished_requests():
+            tokens: list[int] = []
+            for output in engine.step():
+                tokens += output.outputs[0].token_ids
+                reason = reason or (str(output.outputs[0].finish_reason) if output.finished else "")
+            if made(tokens) and not reason:
+                engine.abort_request([str(request.id)])
+                reason = "abort"
+        return reason
+
+    def _add(self, request: Request, sampling: Sampling, output_kind: str, **more: Any) -> None:
+        from vllm import SamplingParams
+        from vllm.inputs import TokensPrompt
+        from vllm.sampling_params import RequestOutputKind
+
+        self.llm.llm_engine.add_request(
+            str(request.id),
+            TokensPrompt(prompt_token_ids=list(request.prompt)),
+            SamplingParams(
+                temperature=sampling.temperature,
+                top_p=sampling.top_p,
+                top_k=sampling.top_k,
+                min_p=sampling.min_p,
+                max_tokens=sampling.max_tokens,
+                stop=list(sampling.stop) or None,
+                stop_token_ids=list(sampling.stop_token_ids) or None,
+                seed=request.seed,
+                detokenize=self.needs_text,
+                output_kind=RequestOutputKind[output_kind],
+                **more,
+            ),
+        )
 
 
 def _completion(request: Request, output: Any) -> Completion:

@@ -4,6 +4,10 @@ from dataclasses import dataclass
 
 import torch
 
+from spmd_rl.data.sampling import Sampling
+
+__all__ = ["Completion", "Request", "Sampling"]
+
 
 @dataclass(frozen=True)
 class Request:
@@ -13,20 +17,6 @@ class Request:
     prompt: tuple[int, ...]
     """Token ids."""
     seed: int
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How tokens are drawn; the same for all requests of a rollout."""
-
-    temperature: float
-    max_tokens: int
-    top_p: float = 1.0
-    top_k: int = 0
-    """0: off."""
-    min_p: float = 0.0
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,18 @@
 """The samples of one step on the ranks that hold them, and how they travel."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import torch
 
 from spmd_rl.data.prompts import Prompt
 from spmd_rl.data.tickets import Scored
 from spmd_rl.rollout.requests import Completion
-from spmd_rl.training.packing import TrainSample
+
+if TYPE_CHECKING:  # what only generates keeps samples too, and needs nothing of training
+    from spmd_rl.training.packing import TrainSample
 
 
 class SampleStore:
@@ -42,6 +47,8 @@ def to_wire(completions: Iterable[Completion]) -> torch.Tensor:
 
 def from_wire(wire: torch.Tensor) -> list[TrainSample]:
     """The samples of one sender."""
+    from spmd_rl.training.packing import TrainSample
+
     samples = []
     at = 0
     while at < len(wire):

@@ -2,8 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -12,20 +11,16 @@ from spmd_rl.config.config import Config
 from spmd_rl.config.model_shape import ModelShape
 from spmd_rl.data.prompts import Prompt
 from spmd_rl.data.reading import Reader
-from spmd_rl.data.samples import conversation, samples_file, write_samples
-from spmd_rl.data.seeds import sample_seed
-from spmd_rl.data.tickets import Scored, Ticket
-from spmd_rl.data.tokens import decode
+from spmd_rl.data.tickets import Scored
 from spmd_rl.distributed.commands import Commands
 from spmd_rl.distributed.exchange import exchange
 from spmd_rl.distributed.layout import RolloutLayout, TrainLayout
 from spmd_rl.distributed.verb import verb
 from spmd_rl.distributed.world import World
 from spmd_rl.platforms.platform import Platform
-from spmd_rl.rewards.grade import RewardSample
 from spmd_rl.rewards.pool import GraderPool
 from spmd_rl.rollout.engine import Engine
-from spmd_rl.rollout.requests import Completion, Request, Sampling
+from spmd_rl.rollout.requests import Sampling
 from spmd_rl.training.packing import Packed
 from spmd_rl.training.parallel import start_parallel
 from spmd_rl.training.trainer import Trainer
@@ -35,6 +30,7 @@ from spmd_rl.weights.load import load_shard
 from spmd_rl.worker.canary import TOLERANCE, Canary
 from spmd_rl.worker.judge import Judge
 from spmd_rl.worker.residency import Residency
+from spmd_rl.worker.rollouts import Rollouts
 from spmd_rl.worker.sample_store import SampleStore, from_wire, to_wire
 
 
@@ -57,7 +53,6 @@ class Worker:
         self.train_layout = TrainLayout.of(config.parallel, world.size)
         self.rollout_layout = RolloutLayout.of(config.rollout, world.size)
         self.replica = self.rollout_layout.replica(world.rank)
-        self.owns_samples = self.rollout_layout.tensor_rank(world.rank) == 0
         self.place = start_parallel(self.train_layout, config.run.seed)
         device = torch.device(platform.device_type, *([world.local_rank] if platform.device_type != "cpu" else []))
         self.shard = megatron_shard(shape, self.train_layout, world.rank)
@@ -70,7 +65,7 @@ class Worker:
             shape,
             config.model.dtype,
             self.rollout_layout,
-            config.data.max_prompt_length + config.rollout.max_response_length,
+            config.data.max_prompt_length + config.longest_response,
             config.rollout.max_sequences,
             int(config.rollout.cache_gib * 2**30),
             config.rollout.block_tokens,
@@ -100,9 +95,11 @@ class Worker:
             platform.shares_prompts,
         )
         self.store = SampleStore()
+        self.rollouts = Rollouts(
+            self.engine, self.rollout_layout, world.rank, prompts, tokenizer, pool, self.store, config.run.seed
+        )
         self.packs: list[list[Packed]] = []
         self.peaks = {"start": platform.peak_memory_bytes()}
-        self.graded_seconds = 0.0
         self.done = False
 
     def _load(self, parameters: dict[str, torch.Tensor], path: str) -> None:
@@ -142,97 +139,17 @@ class Worker:
 
     @verb
     def generate(
-        self, split: str, rows: Sequence[int], step: int, samples_per_prompt: int, greedy: bool
+        self, split: str, rows: Sequence[int], step: int, samples_per_prompt: int, sampling: dict[str, Any]
     ) -> dict[str, Any]:
-        # A row beyond the last one is the same prompt in a later epoch; its seeds are its own.
-        prompts = [self.prompts[split][row % len(self.prompts[split])] for row in rows]
-        requests = [
-            Request(
-                id=index * samples_per_prompt + sample,
-                prompt=prompts[index].token_ids,
-                seed=sample_seed(self.config.run.seed, step, rows[index], sample),
-            )
-            # A prompt's samples stay on one replica, which computes the prompt once.
-            for index in range(self.replica, len(rows), self.rollout_layout.replicas)
-            for sample in range(samples_per_prompt)
-        ]
-        made: list[Completion] = []
-
-        def finished(completion: Completion) -> None:
-            made.append(completion)
-            if self.owns_samples:
-                self._keep(completion, prompts[completion.id // samples_per_prompt])
-
-        started = time.perf_counter()
-        self.engine.generate(requests, self._sampling(greedy), finished)
-        tickets = [
-            Ticket(
-                id=completion.id,
-                prompt=completion.id // samples_per_prompt,
-                sample=completion.id % samples_per_prompt,
-                owner=self.world.rank,
-                prompt_tokens=len(completion.prompt),
-                response_tokens=len(completion.response),
-                finish_reason=completion.finish_reason,
-            )
-            for completion in made
-        ]
-        return {
-            "tickets": [asdict(ticket) for ticket in tickets] if self.owns_samples else [],
-            "seconds": time.perf_counter() - started,
-            "prompt_tokens": sum(ticket.prompt_tokens for ticket in tickets),
-            "cached_tokens": sum(completion.cached_prompt_tokens for completion in made),
-        }
-
-    def _sampling(self, greedy: bool) -> Sampling:
-        rollout = self.config.rollout
-        if greedy:
-            return Sampling(
-                temperature=0.0,
-                max_tokens=rollout.max_response_length,
-                stop=rollout.stop,
-                stop_token_ids=rollout.stop_token_ids,
-            )
-        return Sampling(
-            temperature=rollout.temperature,
-            max_tokens=rollout.max_response_length,
-            top_p=rollout.top_p,
-            top_k=rollout.top_k,
-            min_p=rollout.min_p,
-            stop=rollout.stop,
-            stop_token_ids=rollout.stop_token_ids,
-        )
-
-    def _keep(self, completion: Completion, prompt: Prompt) -> None:
-        """Store a finished sample and give it to the graders while others are still generating."""
-        text = decode(self.tokenizer, completion.response.tolist())
-        self.store.made[completion.id] = completion
-        self.store.texts[completion.id] = text
-        self.store.prompts[completion.id] = prompt
-        self.pool.submit(
-            completion.id,
-            RewardSample(
-                prompt=prompt.text,
-                response=text,
-                answer=prompt.answer,
-                finish_reason=completion.finish_reason,
-                row=prompt.row,
-                prompt_ids=list(prompt.token_ids),
-                response_ids=completion.response.tolist(),
-                response_tokens=len(completion.response),
-                response_limit=self.config.rollout.max_response_length,
-            ),
-        )
+        return self.rollouts.generate(split, rows, step, samples_per_prompt, Sampling(**sampling))
 
     @verb
     def rewards(self) -> dict[str, Any]:
-        started = time.perf_counter()
-        scored = self.pool.collect(block=True)
-        waited = time.perf_counter() - started
-        busy, self.graded_seconds = self.pool.busy_seconds - self.graded_seconds, self.pool.busy_seconds
-        self.store.scored = {score.id: score for score in scored}
-        told = [asdict(replace(score, extracted=None)) for score in scored]
-        return {"scored": told, "busy_seconds": busy, "waited_seconds": waited}
+        return self.rollouts.rewards()
+
+    @verb
+    def compare_answers(self, split: str, pairs: list[tuple[int, str, str]]) -> list[tuple[int, bool]]:
+        return self.rollouts.compare_answers(split, pairs)
 
     @verb
     def exchange(self, minibatches: list[list[list[list[list[int]]]]], share_prompts: bool) -> dict[str, int]:
@@ -300,29 +217,11 @@ class Worker:
 
     @verb
     def conversations(self, ids: list[int], step: int) -> list[dict[str, Any]]:
-        return [self._conversation(sample, step) for sample in ids if sample in self.store.made]
+        return self.rollouts.conversations(ids, step)
 
     @verb
     def write_conversations(self, directory: str, step: int) -> None:
-        if self.store.made:
-            lines = (self._conversation(sample, step) for sample in sorted(self.store.made))
-            write_samples(Path(directory) / samples_file(step, self.world.rank), lines)
-
-    def _conversation(self, sample: int, step: int) -> dict[str, Any]:
-        made, prompt, scored = self.store.made[sample], self.store.prompts[sample], self.store.scored[sample]
-        return conversation(
-            scored,
-            step=step,
-            index=prompt.index,
-            question=prompt.text,
-            row=prompt.row,
-            prompt=decode(self.tokenizer, made.prompt.tolist(), special=True),
-            response=self.store.texts[sample],
-            answer=prompt.answer,
-            finish_reason=made.finish_reason,
-            prompt_tokens=len(made.prompt),
-            response_tokens=len(made.response),
-        )
+        self.rollouts.write_conversations(directory, step)
 
     @verb
     def forget(self) -> None:

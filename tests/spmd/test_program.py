@@ -120,6 +120,11 @@ def finished(tiny_models, rules, scorers, tmp_path_factory):
             "reward.models.brief.label": 1,
             "reward.models.brief.weight": 0.25,
             "rollout.stop": ("zz",),
+            "evaluation.benchmarks": ("configs/datasets/arithmetic_demo.yaml",),
+            "evaluation.limit": 3,
+            "evaluation.samples": 2,
+            "evaluation.temperature": 0.8,
+            "evaluation.max_response_length": 10,
             "run.wandb": "offline",
             "run.samples_logged": -1,
         },
@@ -219,6 +224,22 @@ def test_one_line_a_step_and_a_summary_are_printed(finished):
     assert "evaluation before training: arithmetic accuracy" in output
     assert str(run_dir / "samples") in output
     assert "Traceback" not in output
+
+
+def test_every_benchmark_is_evaluated_before_and_after_and_its_answers_are_kept(finished):
+    run_dir, _, rows = finished
+    for row, step in ((rows[0], 0), (rows[-1], 2)):
+        for name, questions in (("arithmetic", 4), ("arithmetic_demo", 3)):
+            found = {key.removeprefix(f"eval/{name}/"): row[key] for key in row if key.startswith(f"eval/{name}/")}
+            assert {"accuracy", "pass_at_2", "majority_at_2", "response_length_mean"} <= found.keys()
+            assert {"truncated_fraction", "unparsed_fraction"} <= found.keys()
+            path = run_dir / "evaluations" / f"step_{step:06d}_{name}.jsonl"
+            lines = [json.loads(line) for line in path.read_text().splitlines()]
+            samples = [sample for line in lines for sample in line["samples"]]
+            assert (len(lines), len(samples)) == (questions, 2 * questions)
+            assert found["accuracy"] == sum(sample["cause"] == "correct" for sample in samples) / len(samples)
+            # Longer than in training, which is cut at 8.
+            assert 8 < max(sample["response_tokens"] for sample in samples) <= 10
 
 
 def test_nothing_of_a_finished_run_is_left(finished):

@@ -1,8 +1,8 @@
 """One rank of tests/spmd/test_whole.py: the whole stack of a rank, told by rank 0 as the loop tells it."""
 
-import dataclasses
 import hashlib
 import os
+from dataclasses import asdict, replace
 
 from spmd.ranks import arguments, report
 
@@ -32,8 +32,9 @@ def main() -> None:
     from spmd_rl.config.model_shape import read_model_shape
     from spmd_rl.controller.planner import plan_microbatches
     from spmd_rl.controller.ranks import Ranks
+    from spmd_rl.data.sampling import Sampling
     from spmd_rl.platforms.platform import current
-    from spmd_rl.program import _read_prompts, _start_graders
+    from spmd_rl.program import _read_prompts, start_graders
 
     platform = current("cpu")
     for name, value in platform.environment.items():
@@ -57,7 +58,7 @@ def main() -> None:
         world,
         loaded.prompts,
         loaded.tokenizer,
-        _start_graders(config, loaded.prompts["train"][0]),
+        start_graders(config, loaded.prompts["train"][0]),
     )
     commands = Commands(world, 300)
     found: dict = {"rounds": []}
@@ -66,14 +67,15 @@ def main() -> None:
     else:
         ranks = Ranks(commands, worker)
         rows = list(range(config.train.prompts_per_step))
+        count, sampling = config.algorithm.samples_per_prompt, Sampling.of(config.rollout)
         for step in range(given["rounds"]):
             one: dict = {}
             one["moved"] = ranks.to_rollout(canary=True)
-            samples, _ = ranks.generate("train", rows, step, config.algorithm.samples_per_prompt, greedy=False)
+            samples, _ = ranks.generate("train", rows, step, count, sampling)
             one["tokens"] = {sample: made.response.tolist() for sample, made in sorted(worker.store.made.items())}
             one["canary"] = ranks.to_training()
             ranks.rewards()
-            one["tickets"] = [dataclasses.asdict(sample) for sample in samples]
+            one["tickets"] = [asdict(sample) for sample in samples]
             texts = ranks.conversations([sample.id for sample in samples], step)
             one["responses"] = [text["response"] for text in texts]
             plan = plan_microbatches(
@@ -94,7 +96,7 @@ def main() -> None:
             found["rounds"].append(one)
         ranks.export_hf(given["export"])
         ranks.to_rollout()
-        greedy, _ = ranks.generate("eval", list(range(4)), 0, 1, greedy=True)
+        greedy, _ = ranks.generate("eval", list(range(4)), 0, 1, replace(sampling, temperature=0.0))
         found["greedy"] = {sample: made.response.tolist() for sample, made in sorted(worker.store.made.items())}
         found["prompts"] = {i: list(loaded.prompts["eval"][i].token_ids) for i in range(4)}
         ranks.to_training()

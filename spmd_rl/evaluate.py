@@ -1,0 +1,204 @@
+"""How good a model is on a benchmark: `torchrun --nproc_per_node 2 -m spmd_rl.evaluate --model DIR --benchmark FILE`.
+
+Without torchrun it is one process.
+"""
+
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from spmd_rl.config.check_serving import (
+    SUMMARY,
+    config_directory,
+    evaluation_problems,
+    in_own_words,
+    weights_dtype,
+)
+from spmd_rl.config.load import load, load_dataset_config
+from spmd_rl.config.model_shape import read_model_shape
+from spmd_rl.config.serving import EvaluateConfig, of_evaluation
+from spmd_rl.controller import evaluation_report as report
+from spmd_rl.controller.benchmark import Benchmark, Line, ask, compare, measure
+from spmd_rl.data.sampling import Sampling
+from spmd_rl.distributed.environment import size_from_environment
+from spmd_rl.program import launch, names_split
+from spmd_rl.serve import Given, Stage, live
+
+DESCRIPTION = """\
+Ask a model the questions of a benchmark and grade its answers. Every setting below can also stand in a YAML file.
+
+  --config FILE   the YAML file; without it the defaults below hold
+"""
+NEEDED = {"model": "model: not set; name a Hugging Face directory or a checkpoint with --model DIR"}
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Settings that have passed all checks."""
+
+    settings: EvaluateConfig
+    given: Given
+    output: Path
+    names: dict[str, str]
+    """Where the prompts of each benchmark are kept -> its name."""
+    earlier: Path | None
+    """The baseline, when it is an earlier evaluation."""
+
+
+def configure(arguments: list[str]) -> Evaluation:
+    """Everything that can be wrong before any rank has met another, without torch. Raises ValueError: all problems."""
+    # torchrun itself stumbles over --n, which could begin several of its own options.
+    arguments = ["--samples" + word[3:] if word == "--n" or word.startswith("--n=") else word for word in arguments]
+    settings = load(EvaluateConfig, arguments, NEEDED, DESCRIPTION)
+    directory = config_directory("model", settings.model)
+    try:
+        shape = read_model_shape(directory)
+        config = of_evaluation(settings, directory, weights_dtype(directory, settings.dtype))
+    except ValueError as error:
+        raise ValueError(in_own_words(str(error))) from error
+    problems = evaluation_problems(settings, config, shape, size_from_environment())
+    names: dict[str, str] = {}
+    for text in settings.benchmark:
+        try:
+            names_split(load_dataset_config(text).name or text, names)
+        except ValueError as error:
+            said = str(error).replace(f"dataset = {text}: ", "")
+            problems.append(f"benchmark = {text}: {said}")
+    models, earlier = (settings.model,), None
+    if settings.baseline is not None:
+        if (Path(settings.baseline) / SUMMARY).is_file():
+            earlier = Path(settings.baseline)
+            try:
+                for name in names.values():
+                    report.read_lines(earlier, name)
+            except ValueError as error:
+                problems.append(str(error))
+        else:
+            models += (settings.baseline,)
+            problems += _other_model(settings.baseline, shape)
+    if problems:
+        raise ValueError("\n".join(problems))
+    max_tokens = settings.max_prompt_length + settings.max_response_length
+    given = Given(config, shape, models, max_tokens, settings.platform)
+    return Evaluation(settings, given, Path(settings.output or _new_directory(settings, names)), names, earlier)
+
+
+def _other_model(baseline: str, shape: Any) -> list[str]:
+    """What keeps a second model from being evaluated by the same engines."""
+    try:
+        other = read_model_shape(config_directory("baseline", baseline))
+    except ValueError as error:
+        return [str(error).replace("model.path", "baseline")]
+    if other != shape:
+        return [
+            f"baseline = {baseline}: a {other.architecture} of {other.layers} layers with another config.json than the "
+            "model; evaluate it by itself, and name its output directory here"
+        ]
+    return []
+
+
+def _new_directory(settings: EvaluateConfig, names: dict[str, str]) -> str:
+    stem = "-".join([Path(settings.model).resolve().name, *names.values()])
+    number = 1
+    while (found := Path("evaluations") / (stem if number == 1 else f"{stem}-{number}")).exists():
+        number += 1
+    return str(found)
+
+
+def run(evaluation: Evaluation) -> None:
+    """One rank's life."""
+    live(
+        evaluation.given,
+        lambda tokenizer: _read(evaluation, tokenizer),
+        lambda stage: tell(evaluation, stage),
+        in_own_words,
+    )
+
+
+def _read(evaluation: Evaluation, tokenizer: Any) -> tuple[dict[str, Any], list[str]]:
+    """Every rank reads all questions: only their row numbers travel."""
+    from spmd_rl.data.prompts import load_dataset
+    from spmd_rl.data.tokens import chat_template, fingerprint, load_tokenizer
+
+    settings, config = evaluation.settings, evaluation.given.config
+    for model in evaluation.given.models[1:]:
+        other = load_tokenizer(config_directory("baseline", model), settings.trust_remote_code)
+        if fingerprint(other) != fingerprint(tokenizer) or chat_template(other) != chat_template(tokenizer):
+            raise ValueError(
+                f"baseline = {model}: its tokenizer or chat template is not the model's; evaluate it by itself, and "
+                "name its output directory here"
+            )
+    loaded = {
+        split: load_dataset(load_dataset_config(text), config.data, tokenizer, settings.seed, "eval", settings.limit)
+        for split, text in zip(evaluation.names, settings.benchmark, strict=True)
+    }
+    for text, one in zip(settings.benchmark, loaded.values(), strict=True):
+        if not one.prompts:
+            raise ValueError(f"benchmark = {text}: there is no question in it")
+    prompts = {split: one.prompts for split, one in loaded.items()}
+    return prompts, [note for one in loaded.values() for note in one.notes]
+
+
+def tell(evaluation: Evaluation, stage: Stage) -> None:
+    """The evaluation, as rank 0 tells it."""
+    settings, output = evaluation.settings, evaluation.output
+    for note in stage.notes:
+        print(note, flush=True)
+    benchmarks = [Benchmark(name, split, len(stage.prompts[split])) for split, name in evaluation.names.items()]
+    output.mkdir(parents=True, exist_ok=True)
+    summary: dict[str, Any] = {"settings": asdict(settings), "dtype": evaluation.given.config.model.dtype}
+    summary |= {"ranks": stage.world_size, "benchmarks": {}}
+    baseline: dict[str, list[Line]] = {}
+    for benchmark in benchmarks:
+        if evaluation.earlier is not None:
+            baseline[benchmark.name] = report.read_lines(evaluation.earlier, benchmark.name)
+    # The baseline first: the model's own numbers are then the last that are printed.
+    for model in reversed(evaluation.given.models):
+        stage.servers.load(model)
+        is_baseline = model != settings.model
+        directory = output / "baseline" if is_baseline else output
+        print(f"{'baseline' if is_baseline else 'model'} {model}", flush=True)
+        for benchmark in benchmarks:
+            lines = _evaluate(settings, stage, benchmark)
+            report.write_lines(directory, benchmark.name, lines)
+            if is_baseline:
+                baseline[benchmark.name] = lines
+                continue
+            numbers: dict[str, Any] = measure(lines)
+            numbers["accuracy_low"], numbers["accuracy_high"] = report.accuracy_interval(lines)
+            if benchmark.name in baseline:
+                compared = compare(baseline[benchmark.name], lines)
+                changed = report.write_lines(output, f"changed_{benchmark.name}", compared.changed())
+                print(report.comparison_text(settings.baseline, compared, changed), flush=True)
+                numbers["comparison"] = report.comparison_numbers(compared)
+            summary["benchmarks"][benchmark.name] = {"questions": len(lines)} | numbers
+    report.write_summary(output, summary)
+    print(f"everything is in {output}", flush=True)
+
+
+def _evaluate(settings: EvaluateConfig, stage: Stage, benchmark: Benchmark) -> list[Line]:
+    sampling = Sampling(
+        temperature=settings.temperature,
+        max_tokens=settings.max_response_length,
+        top_p=settings.top_p,
+        top_k=settings.top_k,
+        min_p=settings.min_p,
+        stop=settings.stop,
+        stop_token_ids=settings.stop_token_ids,
+    )
+    started = time.perf_counter()
+    with report.progress(benchmark.name, stage.world_size // settings.rollout.tensor) as heard:
+        stage.server.rollouts.heard = heard
+        lines, waited = ask(stage.servers.ranks, benchmark, 0, settings.samples, sampling)
+    print(report.result_text(benchmark.name, lines, time.perf_counter() - started, waited), flush=True)
+    return lines
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command; the exit status is 2 where the user can mend what is wrong."""
+    launch(configure, run, arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""A rank's life in the programs that only generate: an engine on every rank, filled from a directory of weights."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from spmd_rl.config.config import Config
+from spmd_rl.config.model_shape import ModelShape
+from spmd_rl.program import attend, refusing, start_graders
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a program that only generates starts from."""
+
+    config: Config
+    """Whose model.path has the config.json and the tokenizer."""
+    shape: ModelShape
+    models: tuple[str, ...]
+    """Directories of weights, each of this shape, that the engines will hold one after another."""
+    max_tokens: int
+    """The longest prompt with its response."""
+    platform: str
+    """As run.platform."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What rank 0 tells its story with."""
+
+    servers: Any
+    """controller.servers.Servers."""
+    server: Any
+    """Rank 0's own worker.server.Server."""
+    world_size: int
+    tokenizer: Any
+    prompts: Mapping[str, Sequence[Any]]
+    notes: Sequence[str]
+
+
+Read = Callable[[Any], tuple[Mapping[str, Sequence[Any]], Sequence[str]]]
+"""Tokenizer -> prompts by their split, and notes."""
+
+
+def live(given: Given, read: Read, tell: Callable[[Stage], None], in_words: Callable[[str], str]) -> None:
+    """Start a rank, and on rank 0 tell the story. `read`: the prompts to grade answers to; none: nothing is graded.
+
+    `in_words`: a run's settings in the words of the program.
+    """
+    from spmd_rl.platforms.platform import current
+
+    config = given.config
+    with refusing(in_words):
+        platform = current(given.platform)
+        for name, value in platform.environment.items():
+            os.environ.setdefault(name, value)
+        from spmd_rl.patches import vllm
+        from spmd_rl.patches.patch import apply_all
+        from spmd_rl.rollout.options import model_options
+        from spmd_rl.weights.served import open_source
+
+        apply_all(vllm.PATCHES, platform.name)
+        model_options(config.model.path, given.shape, config.rollout.block_tokens, platform)
+        for model in given.models:
+            open_source(model, given.shape)
+        from spmd_rl.data.tokens import load_tokenizer
+
+        tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
+        prompts, notes = read(tokenizer)
+        pool = start_graders(config, next(iter(prompts.values()))[0]) if prompts else None
+        from spmd_rl.distributed import world as worlds
+
+        world = worlds.start(platform, config.run.collective_timeout_seconds)
+    from spmd_rl.worker.server import Server
+
+    with refusing(in_words):
+        server = Server(config, given.shape, platform, world, given.max_tokens, prompts, tokenizer, pool)
+
+    def control(commands: Any) -> None:
+        from spmd_rl.controller.servers import Servers
+
+        servers = Servers(commands, server)
+        tell(Stage(servers, server, world.size, tokenizer, prompts, notes))
+        servers.ranks.stop()
+
+    attend(server, world, config.run.control_timeout_seconds, control)
