@@ -59,7 +59,8 @@ def tell(chat: Chat, stage: Stage, shown: Pipe) -> None:
     sampling = Sampling(settings.temperature, settings.max_tokens, settings.top_p, settings.top_k, settings.min_p)
     conversation = Conversation(sampling, settings.seed, settings.system)
     stage.servers.load(settings.model)
-    shown.note(f"{settings.model}: {stage.world_size} ranks, {settings.context} tokens of context; /help, /exit")
+    ranks = f"{stage.world_size} rank{'s' if stage.world_size > 1 else ''}"
+    shown.note(f"{settings.model}: {ranks}, {settings.context} tokens of context; /help, /exit")
     while (line := shown.ask()) is not None:
         if line.startswith("/"):
             said = conversation.obey(line)

@@ -19,7 +19,7 @@ from spmd_rl.config.load import load, load_dataset_config
 from spmd_rl.config.model_shape import read_model_shape
 from spmd_rl.config.serving import EvaluateConfig, of_evaluation
 from spmd_rl.controller import evaluation_report as report
-from spmd_rl.controller.benchmark import Benchmark, Line, ask, compare, measure
+from spmd_rl.controller.benchmark import Benchmark, Line, ask, asked, check_asked, compare, measure
 from spmd_rl.data.sampling import Sampling
 from spmd_rl.distributed.environment import size_from_environment
 from spmd_rl.program import launch, names_split
@@ -136,6 +136,10 @@ def _read(evaluation: Evaluation, tokenizer: Any) -> tuple[dict[str, Any], list[
     for text, one in zip(settings.benchmark, loaded.values(), strict=True):
         if not one.prompts:
             raise ValueError(f"benchmark = {text}: there is no question in it")
+    if evaluation.earlier is not None:
+        for name, one in zip(evaluation.names.values(), loaded.values(), strict=True):
+            earlier = asked(report.read_lines(evaluation.earlier, name))
+            check_asked(earlier, [(prompt.index, prompt.text, prompt.answer) for prompt in one.prompts])
     prompts = {split: one.prompts for split, one in loaded.items()}
     return prompts, [note for one in loaded.values() for note in one.notes]
 

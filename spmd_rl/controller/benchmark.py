@@ -168,15 +168,28 @@ class Comparison:
         ]
 
 
-def compare(baseline: Sequence[Line], lines: Sequence[Line]) -> Comparison:
-    """Raises ValueError when the two were not asked the same questions."""
-    asked = [[(line["index"], line["question"], line["answer"]) for line in side] for side in (baseline, lines)]
-    if asked[0] != asked[1]:
-        same = sum(a == b for a, b in zip(*asked, strict=False))
+Asked = list[tuple[int, str, str]]
+"""Index, question and gold answer of each."""
+
+
+def asked(lines: Sequence[Line]) -> Asked:
+    """What an evaluation was about."""
+    return [(line["index"], line["question"], line["answer"]) for line in lines]
+
+
+def check_asked(baseline: Asked, model: Asked) -> None:
+    """Raises ValueError when the two are not the same."""
+    if baseline != model:
+        same = sum(a == b for a, b in zip(baseline, model, strict=False))
         raise ValueError(
-            f"baseline: it was asked {len(asked[0])} questions and this model {len(asked[1])}, of which {same} are the "
+            f"baseline: it was asked {len(baseline)} questions and this model {len(model)}, of which {same} are the "
             "same; evaluate both on the same file with the same limit and seed"
         )
+
+
+def compare(baseline: Sequence[Line], lines: Sequence[Line]) -> Comparison:
+    """Raises ValueError when the two were not asked the same questions."""
+    check_asked(asked(baseline), asked(lines))
     pairs = list(zip(baseline, lines, strict=True))
     wins = [(old, new) for old, new in pairs if new["accuracy"] > old["accuracy"]]
     losses = [(old, new) for old, new in pairs if new["accuracy"] < old["accuracy"]]
