@@ -200,8 +200,9 @@ def test_a_reward_model_scores_what_a_person_would_give_it_and_is_rewarded_besid
 
     model = AutoModelForSequenceClassification.from_pretrained(scorers["brief"], dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(scorers["brief"])
-    lines = (run_dir / "samples" / "step_000002.jsonl").read_text().splitlines()
-    for sample in map(json.loads, lines):
+    samples = [sample for sample in read_samples(run_dir) if sample["step"] == 2]
+    assert samples
+    for sample in samples:
         question = re.fullmatch(r"<\|im_start\|>user\n(.*)<\|im_end\|>\n<.*\n", sample["prompt"])[1]
         said = [{"role": "user", "content": question}, {"role": "assistant", "content": sample["response"]}]
         ids = tokenizer(tokenizer.apply_chat_template(said, tokenize=False), return_tensors="pt")["input_ids"]
