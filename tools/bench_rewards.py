@@ -1,7 +1,7 @@
 """How fast answers are graded, and what responses cost that make sympy hang.
 
-python tools/bench_rewards.py --data ../shared/data/gsm8k/test.jsonl
-python tools/bench_rewards.py --hanging 20 --of 1000 --workers 2 --timeout 2
+python tools/bench_rewards.py --data gsm8k/test.jsonl
+python tools/bench_rewards.py --data gsm8k/test.jsonl --hanging 20 --of 1000 --workers 2 --timeout 2
 """
 
 import argparse
@@ -18,7 +18,7 @@ HANGING = r"So the answer is \boxed{9^{9^{9^{9^{9}}}} - x}."
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", default="../shared/data/gsm8k/test.jsonl", help="lines with an `answer`")
+    parser.add_argument("--data", required=True, help="a jsonl file with an `answer` column")
     parser.add_argument("--hanging", type=int, default=0, help="so many gradings never end")
     parser.add_argument("--of", type=int, default=1000, help="of so many")
     parser.add_argument("--workers", type=int, default=2)
