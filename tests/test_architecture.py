@@ -13,7 +13,7 @@ PACKAGE = ROOT / "spmd_rl"
 # From the top down; what stands in one row does not import each other.
 LAYERS = (
     ("grpo", "plan"),
-    ("program", "dry_run"),
+    ("program", "dry_run", "doctor"),
     ("controller", "worker"),
     ("training", "rollout"),
     ("weights",),
