@@ -12,6 +12,9 @@
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 
+# Ignored here and in all that is started here, so that it does no harm before the ranks listen.
+trap '' USR1
+
 die() {
     echo "launch: $*" >&2
     exit 2
@@ -52,8 +55,8 @@ if [[ -z "${PYTHON:-}" ]]; then
     PYTHON="$here/.venv/bin/python"
     [[ -x "$PYTHON" ]] || PYTHON="$(command -v python3 || true)"
 fi
-"$PYTHON" -c 'import torch' 2>/dev/null ||
-    die "PYTHON = ${PYTHON:-nothing}: torch cannot be imported there; bash launch/setup_env.sh cpu|cuda|npu makes .venv"
+"$PYTHON" -c 'import sys; from importlib.util import find_spec; sys.exit(find_spec("torch") is None)' 2>/dev/null ||
+    die "PYTHON = ${PYTHON:-nothing}: torch is not installed there; bash launch/setup_env.sh cpu|cuda|npu makes .venv"
 
 # Devices are counted by their files: no driver is started, and no device is held.
 count() {
@@ -84,6 +87,7 @@ if [[ "$PLATFORM" != cpu ]] && ((NPROC_PER_NODE > devices)); then
 fi
 
 source "$here/launch/env.$PLATFORM.sh"
+export TORCH_CPP_LOG_LEVEL="${TORCH_CPP_LOG_LEVEL:-ERROR}" # addresses without a host name are no news
 export PYTHONPATH="$here${PYTHONPATH:+:$PYTHONPATH}"
 
 # All nodes compare notes; the answer is this node's interface and address on the way to the others. (The host's name, which
@@ -101,7 +105,24 @@ if ((NNODES > 1)); then
 fi
 
 # torchrun's own meeting place (c10d) is what lets all nodes start again together after one of them lost a rank.
-host=$([[ "$NODE_RANK" == 0 ]] && echo true || echo false)
-exec "$PYTHON" -m torch.distributed.run --nnodes "$NNODES" --nproc-per-node "$NPROC_PER_NODE" \
+is_host=$([[ "$NODE_RANK" == 0 ]] && echo true || echo false)
+"$PYTHON" -m torch.distributed.run --nnodes "$NNODES" --nproc-per-node "$NPROC_PER_NODE" \
     --max-restarts "$MAX_RESTARTS" --rdzv-backend c10d --rdzv-id "${RUN_ID:-spmd_rl}" \
-    --rdzv-endpoint "$MASTER_ADDR:$MASTER_PORT" --rdzv-conf "is_host=$host" --local-addr "$address" "$@"
+    --rdzv-endpoint "$MASTER_ADDR:$MASTER_PORT" --rdzv-conf "is_host=$is_host" --local-addr "$address" "$@" &
+agent=$!
+
+# torchrun passes on what ends a run, but not USR1, which asks the ranks for a checkpoint: they are its children.
+to_ranks() {
+    local ranks
+    ranks=$(cat /proc/"$agent"/task/*/children 2>/dev/null || true)
+    [[ -z "$ranks" ]] || kill -USR1 $ranks 2>/dev/null || true
+}
+trap to_ranks USR1
+trap 'kill -TERM "$agent" 2>/dev/null || true' TERM HUP
+trap 'kill -INT "$agent" 2>/dev/null || true' INT
+# A signal ends a wait; the program's own status comes with the wait after which it is gone.
+while :; do
+    status=0
+    wait "$agent" || status=$?
+    kill -0 "$agent" 2>/dev/null || exit "$status"
+done

@@ -1,4 +1,4 @@
-"""Finds what would stop or slow a run: `[torchrun ...] -m spmd_rl.doctor [--json] [--config FILE --section.key X ...]`."""
+"""Finds what would stop or slow a run: `[torchrun ...] -m spmd_rl.doctor [--json] [--config FILE ...]`."""
 
 import argparse
 import os
@@ -21,6 +21,7 @@ LINK_BYTES = {"cpu": 4 << 20, "cuda": 64 << 20, "npu": 64 << 20}
 def main(arguments: list[str] | None = None) -> None:
     """Print the table on rank 0; the exit status is 1 where something would stop a run, on every rank."""
     options, words = _parse(sys.argv[1:] if arguments is None else arguments)
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # read when torch is imported, which is later
     try:
         config = read_config(words)
         rank, world = rank_from_environment(), size_from_environment()

@@ -1,7 +1,7 @@
 """One process a node, before torchrun: `python -m spmd_rl.doctor.before_launch --help`; launch/torchrun.sh calls it.
 
-Messages go to standard error. Standard output gets one line: the interface and the address of this node that lead to the
-others.
+Messages go to standard error. Standard output gets one line: the interface and the address of this node that lead to
+the others.
 """
 
 import argparse

@@ -53,13 +53,8 @@ def visible_devices(kind: str) -> int:
     import torch
 
     if kind == "npu":
-        import importlib.util
-
-        if importlib.util.find_spec("torch_npu") is None:
-            return 0
-        import torch_npu  # noqa: F401  (registers the device)
-
-        return torch.npu.device_count()
+        # torch loads torch_npu by itself where it is installed.
+        return torch.npu.device_count() if hasattr(torch, "npu") else 0
     return torch.cuda.device_count()
 
 

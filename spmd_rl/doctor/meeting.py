@@ -109,8 +109,9 @@ def join(host: str, port: int, node: int, nodes: int, timeout_seconds: float) ->
         if node == 0:
             raise ValueError(f"port {port}: node 0 cannot listen there ({_first_line(error)})") from error
         raise ValueError(
-            f"node {node} found nobody at MASTER_ADDR = {host}, port {port}, within {timeout_seconds:g} s: is the command "
-            "running on node 0, is that node 0's address on a network that both share, and does no firewall close the port?"
+            f"node {node} found nobody at MASTER_ADDR = {host}, port {port}, within {timeout_seconds:g} s: is the "
+            "command running on node 0, is that node 0's address on a network that both share, and does no firewall "
+            "close the port?"
         ) from error
     return Meeting(store, node, nodes, timeout_seconds)
 

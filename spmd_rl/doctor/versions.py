@@ -23,7 +23,7 @@ def installed_version(name: str) -> str | None:
         return None
 
 
-def tested_set(kind: str, root: Path = ROOT) -> tuple[list[Requirement], list[Requirement]]:
+def known_set(kind: str, root: Path = ROOT) -> tuple[list[Requirement], list[Requirement]]:
     """(those that a run depends on, all others that are pinned beside them) for `cpu`, `cuda` or `npu`.
 
     From pyproject.toml's extra of that name and requirements-<kind>.txt. Raises OSError where spmd_rl is installed
@@ -34,7 +34,7 @@ def tested_set(kind: str, root: Path = ROOT) -> tuple[list[Requirement], list[Re
     core = {canonicalize_name(line.name): line for line in map(Requirement, lines)}
     words = (line.split("#")[0].strip() for line in (root / f"requirements-{kind}.txt").read_text().splitlines())
     pinned = {canonicalize_name(line.name): line for line in map(Requirement, filter(None, words))}
-    # A pin is narrower than the range that pyproject.toml allows: outside the pin is untested, outside the range is wrong.
+    # A pin is narrower than pyproject.toml's range: outside the pin is untested, outside the range is wrong.
     rest = [line for name, line in pinned.items() if str(core.get(name, "")) != str(line)]
     return list(core.values()), rest
 
@@ -47,7 +47,7 @@ def version_findings(
 ) -> list[Finding]:
     """Whether what is installed is the set that was tested on this kind of machine."""
     try:
-        core, rest = tested_set(kind, root)
+        core, rest = known_set(kind, root)
     except OSError as error:
         return [Finding("versions", f"the tested set cannot be read: {error}", "skip")]
     mend = f"bash launch/setup_env.sh {kind} makes an environment with exactly the tested versions"
