@@ -8,7 +8,8 @@ if [[ $# -eq 0 || ! -f launch/torchrun.sh ]]; then
 fi
 
 export NNODES="$SLURM_JOB_NUM_NODES"
-MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
+MASTER_ADDR=${hosts%%$'\n'*} # the first
 # Two ports of the job's own, below those that the kernel gives away by itself.
 export MASTER_ADDR MASTER_PORT=$((15000 + SLURM_JOB_ID % 8000 * 2)) RUN_ID="$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}"
 
