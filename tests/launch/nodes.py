@@ -42,7 +42,7 @@ class Nodes:
                 ip("-n", self.switch, "link", "set", f"v{node}", "master", "br0", "up")
                 ip("-n", name, "addr", "add", f"{self.address(node)}/24", "dev", "eth0")
                 # The kernel gives up on a peer that does not answer after seconds, as against a quarter of an hour.
-                ip("netns", "exec", name, "sysctl", "-qw", "net.ipv4.tcp_retries2=4")
+                ip("netns", "exec", name, "sysctl", "-qw", "net.ipv4.tcp_retries2=3")
                 for device in ("lo", "eth0"):
                     ip("-n", name, "link", "set", device, "up")
         except (OSError, subprocess.CalledProcessError) as error:

@@ -31,9 +31,10 @@ def test_nodes_that_do_not_fit_are_refused_with_all_that_differs_before_any_rank
     words = ["-m", "spmd_rl.grpo", "--model.path", tiny_models["llama"], "--run.dir", str(tmp_path / "run")]
     with Nodes(2) as nodes:
         inside = f"{nodes.tag}n1"
-        ip("-n", inside, "link", "add", "dead0", "type", "dummy")
+        ip("-n", inside, "link", "add", "dead0", "type", "veth", "peer", "name", "dead1")
         ip("-n", inside, "addr", "add", "10.88.0.9/24", "dev", "dead0")
-        ip("-n", inside, "link", "set", "dead0", "up")
+        for end in ("dead0", "dead1"):
+            ip("-n", inside, "link", "set", end, "up")
         running = [nodes.launch(0, words), nodes.launch(1, [*words, "--run.seed", "2"], GLOO_SOCKET_IFNAME="dead0")]
         told = ended(running, 120)
     assert [process.returncode for process in running] == [1, 1]
@@ -66,7 +67,8 @@ def test_a_node_that_is_gone_ends_the_run_with_an_error_that_names_its_rank(coun
         told = ended(running, 60)
         assert time.monotonic() - gone < 60
     assert all(process.returncode for process in running)
-    assert f"rank {last} did not arrive at verb 'next' within 4 s" in told[0]
+    # Of a node that is dead, rank 0 may hear from the network, or hear nothing more.
+    assert re.search(rf"MissingRanks: rank {last} (did not arrive|is gone) at verb 'next'", told[0]), told[0]
     if count == 3:
         # The one that was cut off ends too, when the kernel gives up on node 0.
         assert "DistNetworkError" in told[last] or "Connection" in told[last]
