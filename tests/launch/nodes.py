@@ -70,7 +70,18 @@ class Nodes:
         """A command on a node, as its first process: when it is killed, everything on the node is."""
         inside = f'hostname node{node}; exec "$@"'
         process = subprocess.Popen(
-            ["ip", "netns", "exec", f"{self.tag}n{node}", "unshare", "--pid", "--fork", "--kill-child", "--uts"]
+            [
+                "ip",
+                "netns",
+                "exec",
+                f"{self.tag}n{node}",
+                "unshare",
+                "--pid",
+                "--fork",
+                "--kill-child",
+                "--mount-proc",
+                "--uts",
+            ]
             + ["bash", "-c", inside, "node", *command],
             cwd=ROOT,
             env=os.environ
