@@ -48,7 +48,9 @@ def main(tell: Tell, arguments: list[str] | None = None) -> None:
     except ValueError as error:
         _refuse(error)
     _exit_on_signals()
-    record(run)(config, shape, tell)
+    from spmd_rl.distributed.peers import naming_peers
+
+    record(naming_peers(run))(config, shape, tell)
 
 
 def _quieten() -> None:
