@@ -1,11 +1,14 @@
 """Several hosts for real: a network, process numbers and a host name for each, and TCP between them."""
 
+import json
 import re
 import time
+from pathlib import Path
 
 import pytest
 
 from launch.nodes import Nodes, ended, ip, require_namespaces
+from spmd.test_program import flags, start
 
 
 @pytest.fixture(autouse=True)
@@ -72,3 +75,31 @@ def test_a_node_that_is_gone_ends_the_run_with_an_error_that_names_its_rank(coun
     if count == 3:
         # The one that was cut off ends too, when the kernel gives up on node 0.
         assert "DistNetworkError" in told[last] or "Connection" in told[last]
+
+
+def test_a_run_on_two_nodes_ends_in_the_weights_of_the_same_run_on_one(tiny_models, tmp_path):
+    """Tensor parallel over the network on purpose: each refresh then sends half of the weights over it."""
+    from safetensors.torch import load_file
+
+    (tmp_path / "rule.py").write_text("def odd(sample):\n    return len(sample.response) % 2\n")
+    others = {
+        "parallel.tensor": 2,
+        "train.learning_rate": 1e-3,
+        "evaluation.before": False,
+        "evaluation.after": False,
+        "reward.rules": (f"{tmp_path / 'rule.py'}:odd", "1.0"),
+    }
+    with Nodes(2) as nodes:
+        words = ["-m", "spmd_rl.grpo", *flags(tiny_models["llama"], tmp_path / "two", **others)]
+        running = [nodes.launch(node, words, CHECK="0") for node in range(2)]
+        told = ended(running, 200)
+    assert [process.returncode for process in running] == [0, 0], "".join(told)[-4000:]
+    alone = start(flags(tiny_models["llama"], tmp_path / "one", **others))
+    output, _ = alone.communicate(timeout=200)
+    assert alone.returncode == 0, output[-4000:]
+    rows = [json.loads((tmp_path / run / "metrics.jsonl").read_text().splitlines()[-1]) for run in ("one", "two")]
+    assert rows[0]["bytes/reshard_to_infer/network"] == rows[1]["bytes/reshard_to_infer/network"] > 1e6
+    one, two = (load_file(tmp_path / run / "hf" / "model.safetensors") for run in ("one", "two"))
+    assert one.keys() == two.keys() and all(one[name].equal(two[name]) for name in one)
+    before = load_file(Path(tiny_models["llama"]) / "model.safetensors")
+    assert any(not one[name].equal(before[name]) for name in one), "a run that learned nothing proves nothing"
