@@ -62,7 +62,9 @@ def launch(
     with refusing():
         settings = configure(sys.argv[1:] if arguments is None else arguments)
     _exit_on_signals(before_exit)
-    record(live)(settings)
+    from spmd_rl.distributed.peers import naming_peers
+
+    record(naming_peers(live))(settings)
 
 
 @contextmanager

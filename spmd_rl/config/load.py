@@ -93,6 +93,11 @@ def dump(config: Any) -> str:
     return yaml.safe_dump(_plain(dataclasses.asdict(config)), sort_keys=False, allow_unicode=True, width=120)
 
 
+def settings(config: Any) -> dict[str, Any]:
+    """Dotted name -> value of every setting, as JSON and YAML spell it."""
+    return _dotted(_plain(dataclasses.asdict(config)))
+
+
 def read_settings(path: Path) -> dict[str, Any]:
     """Dotted name -> value of a run's config.yaml, whatever version of the program wrote it."""
     try:

@@ -6,6 +6,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
+from spmd_rl.distributed import peers
 from spmd_rl.distributed.environment import local_rank_from_environment
 from spmd_rl.platforms.platform import Platform
 
@@ -43,13 +44,15 @@ def start(platform: Platform, collective_timeout_seconds: float) -> World:
             f"the ranks could not meet there ({str(error).splitlines()[0]}); "
             "give torchrun another --master_port, or --standalone on one node"
         ) from error
+    # A rank may wait long for the next verb (torchrun ends it when rank 0 dies); commands.py keeps the deadlines.
+    control = dist.new_group(backend="gloo", timeout=timedelta(days=30))
+    peers.learn(control)
     return World(
         rank=dist.get_rank(),
         size=dist.get_world_size(),
         local_rank=local_rank_from_environment(),
         ranks_per_node=int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size())),
-        # A rank may wait long for the next verb (torchrun ends it when rank 0 dies); commands.py keeps the deadlines.
-        control=dist.new_group(backend="gloo", timeout=timedelta(days=30)),
+        control=control,
         payload=dist.new_group(backend="gloo", timeout=timedelta(seconds=collective_timeout_seconds)),
     )
 
