@@ -24,6 +24,7 @@ from spmd_rl.controller.checkpoints import Saved
 from spmd_rl.controller.keeper import Preempted
 from spmd_rl.controller.run_log import CHECKPOINTS, RunLog, require_wandb_key
 from spmd_rl.data.order import PromptOrder
+from spmd_rl.distributed.asked import listen
 from spmd_rl.distributed.environment import local_rank_from_environment, rank_from_environment, size_from_environment
 
 USER_ERROR = 2
@@ -47,6 +48,7 @@ Tell = Callable[[Config, Any, Story, Any], None]
 
 def main(tell: Tell, arguments: list[str] | None = None) -> None:
     """Run one entry point on this rank; the exit status is 2 where the user can mend what is wrong."""
+    listen()
     launch(configure, lambda settings: run(*settings, tell), arguments)
 
 
@@ -66,7 +68,9 @@ def launch(
     with refusing():
         settings = configure(sys.argv[1:] if arguments is None else arguments)
     _exit_on_signals(before_exit)
-    record(live)(settings)
+    from spmd_rl.distributed.peers import naming_peers
+
+    record(naming_peers(live))(settings)
 
 
 @contextmanager
@@ -292,6 +296,9 @@ def _start_log(config: Config, run_dir: Path, world_size: int, lines: list[str],
         log.note(line)
     if resumed is not None:
         log.note(f"took up {resumed.path}" + (", its weights alone" if config.checkpoint.load == "weights" else ""))
+        if same_run and resumed.step >= config.train.steps and config.checkpoint.load == "all":
+            ways = "a larger train.steps goes on, checkpoint.resume = never begins anew"
+            log.note(f"all {config.train.steps} steps are done: {ways}")
     return log
 
 

@@ -14,7 +14,7 @@ PACKAGE = ROOT / "spmd_rl"
 LAYERS = (
     ("grpo", "plan", "evaluate", "chat"),
     ("serve",),
-    ("program", "dry_run"),
+    ("program", "dry_run", "doctor"),
     ("resume",),
     ("controller", "worker"),
     ("training", "rollout"),

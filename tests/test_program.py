@@ -6,7 +6,7 @@ import pytest
 
 from spmd_rl.config.load import load_config
 from spmd_rl.config.model_shape import read_model_shape
-from spmd_rl.program import _check_weights, _read_prompts, _read_reward_models, _start_graders
+from spmd_rl.program import _check_weights, _read_prompts, _read_reward_models, start_graders
 from tiny_models import make_tiny
 from tiny_tokenizer import make_tokenizer
 
@@ -52,7 +52,7 @@ def test_a_reward_model_reads_what_its_tokenizer_lets_it(tiny_models, scorer, tm
 
 
 def test_without_rules_there_are_no_graders(tiny_models, scorer):
-    graders = _start_graders(configured(tiny_models, scorer, "--reward.rules"), None)
+    graders = start_graders(configured(tiny_models, scorer, "--reward.rules"), None)
     graders.submit(0, None)
     assert graders.collect(block=True) == [] and graders.busy_seconds == 0.0
     graders.close()

@@ -5,6 +5,8 @@ therefore known by name before anybody waits for it inside a collective.
 """
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -37,8 +39,12 @@ class Commands:
         message = msgspec.msgpack.encode((verb, arguments))
         others = range(1, self.world.size)
         arrived = {rank: torch.zeros(1, dtype=torch.uint8) for rank in others}
-        receipts = {rank: dist.irecv(arrived[rank], src=rank, group=self.world.control) for rank in others}
-        sends = [self._post(message, rank) for rank in others]
+        receipts: dict[int, dist.Work] = {}
+        sends = []
+        for rank in others:
+            with _naming(rank, f"at verb '{verb}'"):
+                receipts[rank] = dist.irecv(arrived[rank], src=rank, group=self.world.control)
+                sends.append(self._post(message, rank))
         deadline = time.monotonic() + self.timeout_seconds
         missing = [rank for rank in others if not _finished_by(receipts[rank], deadline)]
         if missing:
@@ -56,9 +62,10 @@ class Commands:
         answers = [own]
         for rank in range(1, self.world.size):
             length = torch.zeros(1, dtype=torch.int64)
-            dist.recv(length, src=rank, group=self.world.control)
-            body = torch.empty(int(length), dtype=torch.uint8)
-            dist.recv(body, src=rank, group=self.world.control)
+            with _naming(rank, "before its answer"):
+                dist.recv(length, src=rank, group=self.world.control)
+                body = torch.empty(int(length), dtype=torch.uint8)
+                dist.recv(body, src=rank, group=self.world.control)
             self.bytes_moved += int(length)
             answers.append(msgspec.msgpack.decode(body.numpy().tobytes()))
         return answers
@@ -91,6 +98,15 @@ class Commands:
             dist.isend(body, dst=rank, group=self.world.control),
             (length, body),
         )
+
+
+@contextmanager
+def _naming(rank: int, when: str) -> Iterator[None]:
+    """gloo knows a peer that is gone by its address only."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise MissingRanks(f"rank {rank} is gone {when}: its process or its node ended, see there ({error})") from error
 
 
 def _finished_by(work: dist.Work, deadline: float) -> bool:

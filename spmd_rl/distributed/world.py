@@ -4,9 +4,16 @@ import os
 from dataclasses import dataclass
 from datetime import timedelta
 
+import torch
 import torch.distributed as dist
 
-from spmd_rl.distributed.environment import local_rank_from_environment
+from spmd_rl.distributed import peers
+from spmd_rl.distributed.environment import (
+    local_rank_from_environment,
+    rank_from_environment,
+    size_from_environment,
+)
+from spmd_rl.distributed.meeting import meet
 from spmd_rl.platforms.platform import Platform
 
 
@@ -22,6 +29,8 @@ class World:
     """Gloo, of its own: verbs and answers travel here, whatever the device is busy with."""
     payload: dist.ProcessGroup
     """Gloo: samples, which live on the host, from rank to rank."""
+    store: dist.Store
+    """The launcher's key-value store, the part of these ranks: it outlives each of them."""
 
 
 def start(platform: Platform, collective_timeout_seconds: float) -> World:
@@ -36,21 +45,32 @@ def start(platform: Platform, collective_timeout_seconds: float) -> World:
         os.environ["MASTER_PORT"] = str(_free_port())
     platform.claim(local_rank_from_environment())
     try:
-        dist.init_process_group(platform.backend, timeout=timedelta(seconds=collective_timeout_seconds))
+        store = meet(collective_timeout_seconds)
+        dist.init_process_group(
+            platform.backend,
+            timeout=timedelta(seconds=collective_timeout_seconds),
+            store=store,
+            rank=rank_from_environment(),
+            world_size=size_from_environment(),
+        )
     except dist.DistNetworkError as error:
         raise ValueError(
             f"MASTER_ADDR:MASTER_PORT = {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}: "
             f"the ranks could not meet there ({str(error).splitlines()[0]}); "
             "give torchrun another --master_port, or --standalone on one node"
         ) from error
+    control = dist.new_group(backend="gloo", timeout=timedelta(seconds=collective_timeout_seconds))
+    peers.learn(control)
+    # A rank may wait long for the next verb (torchrun ends it when rank 0 dies); commands.py keeps the deadlines.
+    control._get_backend(torch.device("cpu"))._set_default_timeout(timedelta(days=30))
     return World(
         rank=dist.get_rank(),
         size=dist.get_world_size(),
         local_rank=local_rank_from_environment(),
         ranks_per_node=int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size())),
-        # A rank may wait long for the next verb (torchrun ends it when rank 0 dies); commands.py keeps the deadlines.
-        control=dist.new_group(backend="gloo", timeout=timedelta(days=30)),
+        control=control,
         payload=dist.new_group(backend="gloo", timeout=timedelta(seconds=collective_timeout_seconds)),
+        store=store,
     )
 
 

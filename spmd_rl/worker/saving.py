@@ -2,7 +2,6 @@
 
 import json
 import random
-import signal
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from spmd_rl.data.files import digest
+from spmd_rl.distributed.asked import listen
 from spmd_rl.distributed.world import World
 from spmd_rl.training.checkpoint import TrainingState
 from spmd_rl.training.trainer import Trainer
@@ -30,7 +30,7 @@ class Saving:
         self._trainer, self._shard, self._world = trainer, shard, world
         self._state = TrainingState(trainer.policy, trainer.optimizer)
         self._hashing: tuple[threading.Thread, dict[str, str]] | None = None
-        self._asked = _asked()
+        self._asked = listen()
 
     def bytes(self) -> int:
         """What this rank will write, about."""
@@ -99,11 +99,3 @@ def _restore_generators(states: dict[str, Any]) -> None:
     random.setstate((version, tuple(words), gauss))
     kind, keys, *rest = states["numpy"]
     np.random.set_state((kind, np.array(keys, dtype=np.uint32), *rest))
-
-
-def _asked() -> threading.Event:
-    """Set when this process receives SIGUSR1, as a batch system sends it before it ends a job."""
-    event = threading.Event()
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGUSR1, lambda *_: event.set())
-    return event

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPTS = sorted([*ROOT.glob("launch/*.sh"), ROOT / ".ci" / "run"])
+SCRIPTS = sorted([*ROOT.glob("launch/*.sh"), *ROOT.glob("launch/slurm/*"), ROOT / ".ci" / "run"])
 
 # Stands for every interpreter: answers questions about its version, "makes" a .venv around itself, and writes down
 # what it was asked to install instead of doing it.

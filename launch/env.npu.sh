@@ -1,0 +1,37 @@
+# Sourced by the launchers on machines with Ascend NPUs; what is set already stays. Nothing here changes what a run computes.
+# (What the program itself needs, it sets: spmd_rl/platforms/npu.py.) Not run on such a cluster by this project yet.
+
+# CANN's own variables, where the image has not set them. Its scripts read variables that may be unset.
+if [[ -z "${ASCEND_HOME_PATH:-}" ]]; then
+    for toolkit in /usr/local/Ascend/ascend-toolkit/set_env.sh /usr/local/Ascend/nnal/atb/set_env.sh; do
+        if [[ -f "$toolkit" ]]; then
+            set +u
+            source "$toolkit"
+            set -u
+        fi
+    done
+fi
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-8}"
+
+# Seconds. CONNECT: nodes start their programs at different times, most of all when each reads its weights first. EXEC: how
+# long a collective waits for the slowest rank, here longer than run.collective_timeout_seconds, whose message says more.
+# EVENT must be above EXEC. https://www.hiascend.com/document (CANN, environment variable reference)
+export HCCL_CONNECT_TIMEOUT="${HCCL_CONNECT_TIMEOUT:-1800}"
+export HCCL_EXEC_TIMEOUT="${HCCL_EXEC_TIMEOUT:-7200}"
+export HCCL_EVENT_TIMEOUT="${HCCL_EVENT_TIMEOUT:-7260}"
+# The host port of every rank's first contact. 16 or more free ports; reserve them with
+#   sysctl -w net.ipv4.ip_local_reserved_ports=60000-60015
+# so that no other connection takes one. Set it where two runs share a node.
+export HCCL_IF_BASE_PORT="${HCCL_IF_BASE_PORT:-60000}"
+# The interface is set by launch/torchrun.sh (HCCL_SOCKET_IFNAME, an exact name after "=").
+
+# Many small host allocations by many threads are what glibc is slow at. The first of these that exists is put in place before
+# Python starts; SPMD_RL_PRELOAD names another, SPMD_RL_PRELOAD= (empty) none.
+if [[ -z "${SPMD_RL_PRELOAD+set}" ]]; then
+    for library in /usr/lib/"$(uname -m)"-linux-gnu/libjemalloc.so.2 /usr/lib64/libjemalloc.so.2; do
+        [[ -f "$library" ]] && SPMD_RL_PRELOAD="$library" && break
+    done
+fi
+if [[ -n "${SPMD_RL_PRELOAD:-}" ]]; then
+    export LD_PRELOAD="$SPMD_RL_PRELOAD${LD_PRELOAD:+:$LD_PRELOAD}"
+fi

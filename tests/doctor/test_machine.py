@@ -1,0 +1,94 @@
+"""One machine's limits, disk and devices."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from spmd_rl.doctor.machine import devices, in_bytes, open_files, run_directory, shared_memory
+
+
+@pytest.mark.parametrize(("limit", "verdict"), [(1024, "stop"), (4096, "warn"), (65536, "ok"), (-1, "ok")])
+def test_open_files_are_compared_with_what_so_many_ranks_need(limit, verdict):
+    found = open_files(512, limit)
+    assert found.verdict == verdict
+    assert (verdict == "ok") == ("ulimit -n" not in found.mend)
+
+
+def test_a_run_directory_that_is_not_there_yet_is_tried_and_left_as_it_was(tmp_path):
+    found = run_directory(tmp_path / "runs" / "new")
+    assert {row.check: row.verdict for row in found} == {"disk space": "ok", "disk speed": "ok"}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_where_the_run_directory_should_be_stops_a_run(tmp_path):
+    (tmp_path / "runs").touch()
+    [found] = run_directory(tmp_path / "runs" / "new")
+    assert found.verdict == "stop" and "is not a directory" in found.found and "--run.dir" in found.mend
+
+
+def mounted(tmp_path: Path, options: str) -> Path:
+    """A small file system of its own, or a skipped test."""
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", options, "none", str(tmp_path)], capture_output=True, text=True
+    )
+    if done.returncode:
+        pytest.skip(f"a tmpfs cannot be mounted here: {done.stderr.strip()}")
+    return tmp_path
+
+
+@pytest.fixture
+def full_disk(tmp_path):
+    disk = mounted(tmp_path, "size=1m")
+    try:
+        (disk / "filler").write_bytes(b"x" * (1 << 20))
+        yield disk
+    finally:
+        subprocess.run(["umount", str(disk)], check=False)
+
+
+@pytest.fixture
+def read_only_disk(tmp_path):
+    disk = mounted(tmp_path, "size=1m,ro")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=False)
+
+
+def test_a_full_disk_stops_a_run(full_disk):
+    [found] = run_directory(full_disk / "run")
+    assert (found.check, found.verdict) == ("disk space", "stop")
+    assert "full" in found.found and str(full_disk) in found.found and "--run.dir" in found.mend
+
+
+def test_a_directory_that_cannot_be_written_stops_a_run(read_only_disk):
+    [found] = run_directory(read_only_disk / "run")
+    assert (found.check, found.verdict) == ("run directory", "stop") and "Read-only" in found.found
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_directory_of_somebody_else_stops_a_run():
+    assert run_directory(Path("/proc/1/run"))[0].verdict == "stop"
+
+
+def test_a_disk_without_room_for_a_checkpoint_is_pointed_at(tmp_path):
+    [found] = run_directory(tmp_path, weights_bytes=1 << 50, measure=False)
+    assert found.verdict == "warn" and "one checkpoint takes up to 7,168.0 TiB" in found.found
+
+
+def test_little_or_no_shared_memory_is_pointed_at(tmp_path):
+    assert shared_memory(str(tmp_path), least_bytes=1 << 60).verdict == "warn"
+    assert shared_memory(str(tmp_path / "none")).verdict == "warn"
+    assert shared_memory(str(tmp_path), least_bytes=1).verdict == "ok"
+
+
+def test_every_rank_needs_a_device():
+    assert devices("npu", 16, 16).verdict == "ok"
+    few = devices("npu", 8, 16)
+    assert few.verdict == "stop" and "ASCEND_RT_VISIBLE_DEVICES" in few.mend
+    assert devices("cuda", 0, 1).verdict == "stop"
+    assert devices("cpu", 0, 4, cores=2).verdict == "warn" and devices("cpu", 0, 2, cores=2).verdict == "ok"
+
+
+def test_sizes_are_said_in_words():
+    assert [in_bytes(x) for x in (5, 1536, 3 << 30)] == ["5 B", "1.5 KiB", "3.0 GiB"]

@@ -1,0 +1,105 @@
+"""Several hosts for real: a network, process numbers and a host name for each, and TCP between them."""
+
+import json
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from launch.nodes import Nodes, ended, ip, require_namespaces
+from spmd.test_program import flags, start
+
+
+@pytest.fixture(autouse=True)
+def namespaces():
+    require_namespaces()
+
+
+def test_two_nodes_that_fit_are_told_so_with_their_link_timed(tiny_models, tmp_path):
+    words = ["-m", "spmd_rl.doctor", "--model.path", tiny_models["llama"], "--run.dir", str(tmp_path / "run")]
+    with Nodes(2) as nodes:
+        running = [nodes.launch(node, words) for node in range(2)]
+        first, second = ended(running, 120)
+    assert [process.returncode for process in running] == [0, 0], first + second
+    assert re.search(r"launch: 2 nodes are ready: same code \w{12} .* same config \w{12}", first)
+    assert "eth0 (10.77.0.1)" in first and "eth0 (10.77.0.2)" in first
+    assert re.search(r"reach .* 2 nodes open connections to each other", first)
+    assert re.search(r"links .* 1 between nodes: \d+ us, \d+\.\d\d GB/s", first)
+    assert "nothing would stop a run" in first
+    assert "links" not in second, "one table for all"
+
+
+def test_nodes_that_do_not_fit_are_refused_with_all_that_differs_before_any_rank_starts(tiny_models, tmp_path):
+    words = ["-m", "spmd_rl.grpo", "--model.path", tiny_models["llama"], "--run.dir", str(tmp_path / "run")]
+    with Nodes(2) as nodes:
+        inside = f"{nodes.tag}n1"
+        ip("-n", inside, "link", "add", "dead0", "type", "veth", "peer", "name", "dead1")
+        ip("-n", inside, "addr", "add", "10.88.0.9/24", "dev", "dead0")
+        for end in ("dead0", "dead1"):
+            ip("-n", inside, "link", "set", end, "up")
+        running = [nodes.launch(0, words), nodes.launch(1, [*words, "--run.seed", "2"], GLOO_SOCKET_IFNAME="dead0")]
+        told = ended(running, 120)
+    assert [process.returncode for process in running] == [1, 1]
+    for text in told:
+        assert "setting run.seed = 1 on node 0, 2 on node 1" in text
+        assert re.search(r"stop +reach +node \d +10\.(77\.0\.1 -> 10\.88\.0\.9|88\.0\.9 -> 10\.77\.0\.1)", text)
+        assert "GLOO_SOCKET_IFNAME" in text and "launch: not started" in text
+        assert "Traceback" not in text
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_a_node_that_is_gone_ends_the_run_with_an_error_that_names_its_rank(count, tmp_path):
+    """With two nodes the last one dies; with three its cable is pulled, of which nobody is told."""
+    go = tmp_path / "go"
+    last = count - 1
+    with Nodes(count) as nodes:
+        running = [nodes.launch(node, ["tests/launch/verb_ranks.py", str(go)], CHECK="0") for node in range(count)]
+        lines = []
+        for line in running[0].stdout:
+            lines.append(line)
+            if line.startswith("answers"):
+                break
+        # Ranks of other nodes are not taken for ranks of this one, and not for ranks of this machine.
+        total = sum(range(1, count + 1))
+        assert f"sum {total} of {count} ranks, 1 a node, reads peers: False\n" in lines, "".join(lines)
+        nodes.cut(last) if count == 3 else running[last].kill()
+        gone = time.monotonic()
+        go.touch()
+        told = ended(running, 60)
+        assert time.monotonic() - gone < 60
+    assert all(process.returncode for process in running)
+    # Of a node that is dead, rank 0 may hear from the network, or hear nothing more.
+    assert re.search(rf"MissingRanks: rank {last} (did not arrive|is gone) at verb 'next'", told[0]), told[0]
+    if count == 3:
+        # The one that was cut off ends too, when the kernel gives up on node 0.
+        assert "DistNetworkError" in told[last] or "Connection" in told[last]
+
+
+def test_a_run_on_two_nodes_ends_in_the_weights_of_the_same_run_on_one(tiny_models, tmp_path):
+    """Tensor parallel over the network on purpose: each refresh then sends half of the weights over it."""
+    from safetensors.torch import load_file
+
+    (tmp_path / "rule.py").write_text("def odd(sample):\n    return len(sample.response) % 2\n")
+    others = {
+        "parallel.tensor": 2,
+        "train.learning_rate": 1e-3,
+        "evaluation.before": False,
+        "evaluation.after": False,
+        "reward.rules": (f"{tmp_path / 'rule.py'}:odd", "1.0"),
+    }
+    with Nodes(2) as nodes:
+        words = ["-m", "spmd_rl.grpo", *flags(tiny_models["llama"], tmp_path / "two", **others)]
+        running = [nodes.launch(node, words, CHECK="0") for node in range(2)]
+        told = ended(running, 200)
+    assert [process.returncode for process in running] == [0, 0], "".join(told)[-4000:]
+    alone = start(flags(tiny_models["llama"], tmp_path / "one", **others))
+    output, _ = alone.communicate(timeout=200)
+    assert alone.returncode == 0, output[-4000:]
+    rows = [json.loads((tmp_path / run / "metrics.jsonl").read_text().splitlines()[-1]) for run in ("one", "two")]
+    assert rows[0]["bytes/reshard_to_infer/network"] == rows[1]["bytes/reshard_to_infer/network"] > 1e6
+    one, two = (load_file(tmp_path / run / "hf" / "model.safetensors") for run in ("one", "two"))
+    assert one.keys() == two.keys() and all(one[name].equal(two[name]) for name in one)
+    before = load_file(Path(tiny_models["llama"]) / "model.safetensors")
+    assert any(not one[name].equal(before[name]) for name in one), "a run that learned nothing proves nothing"

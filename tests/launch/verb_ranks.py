@@ -1,0 +1,39 @@
+"""A rank that does what every rank does between two steps: an all-reduce, then verbs, until somebody is missing."""
+
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import record
+
+from spmd_rl.distributed import world as worlds
+from spmd_rl.distributed.commands import Commands
+from spmd_rl.platforms.platform import current
+from spmd_rl.weights.peer_memory import PeerMemory
+
+
+@record
+def main(go: Path) -> None:
+    world = worlds.start(current("cpu"), 60)
+    total = torch.tensor([float(world.rank + 1)])
+    dist.all_reduce(total)
+    reads = PeerMemory(world.rank, world.size, world.control).any
+    print(
+        f"sum {total.item():g} of {world.size} ranks, {world.ranks_per_node} a node, reads peers: {reads}", flush=True
+    )
+    commands = Commands(world, 4.0)
+    if world.rank:
+        while True:
+            commands.receive()
+            commands.answer(world.rank)
+    commands.send("beat", {})
+    print("answers", commands.collect(0), flush=True)
+    while not go.exists():
+        time.sleep(0.05)
+    commands.send("next", {})
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
