@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from spmd_rl.patches import checkpoint_pickles
 from spmd_rl.patches.cpu_torch import host_torch
 from spmd_rl.patches.patch import Patch
 
@@ -266,4 +267,5 @@ PATCHES = (
         until="the distributed optimizer leaves the key 'step' of an optimizer's state to load_state_dict",
         make=_fill_states,
     ),
+    *checkpoint_pickles.PATCHES,
 )
