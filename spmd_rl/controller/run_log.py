@@ -15,6 +15,7 @@ from typing import Any, Protocol, Self
 from urllib.parse import urlparse
 
 from spmd_rl.config.config import Config
+from spmd_rl.config.secrets import hidden
 from spmd_rl.controller.console import Console, console, conversation, evaluation_line, step_line, summary
 from spmd_rl.data.samples import SAMPLES, samples_file, samples_step, write_samples
 
@@ -122,7 +123,8 @@ class RunLog:
         self.close(failed=kind is not None)
 
     def note(self, text: str) -> None:
-        """Say something once, on the console and in run.log."""
+        """Say something once, without secrets, on the console and in run.log."""
+        text = hidden(text)
         self._text.write(text + "\n")
         self._text.flush()
         self._console.line(text)
@@ -353,10 +355,10 @@ class _WeightsAndBiases:
             id=identifier,
             resume="allow" if identifier else None,
             project=config.run.wandb_project,
-            name=config.run.name,
+            name=hidden(config.run.name),
             dir=str(run_dir),
             mode=config.run.wandb,
-            config=asdict(config),
+            config=hidden(asdict(config)),
             settings=wandb.Settings(silent=True),
         )
 
