@@ -4,6 +4,7 @@ import json
 import math
 import netrc
 import os
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -351,6 +352,7 @@ class _WeightsAndBiases:
     def __init__(self, config: Config, run_dir: Path, identifier: str | None):
         import wandb
 
+        sys.argv = hidden(sys.argv)  # W&B keeps the command line
         self.run = wandb.init(
             id=identifier,
             resume="allow" if identifier else None,

@@ -1,12 +1,12 @@
 """Ranks of tests/spmd/test_broken_saves.py: a tiny policy, saved where there is no room, and loaded from a trap."""
 
-import contextlib
 import dataclasses
 import json
 import os
 import shutil
 from pathlib import Path
 
+from spmd.hostile import HARMS, set_trap
 from spmd.ranks import arguments, report
 
 
@@ -48,41 +48,56 @@ def main() -> None:
         inner._init_optimizer_states_with_dummy_values()  # as after a first step
     saving = Saving(trainer, shard, world)
     said = []
+    rank_files_bytes = 0
 
-    def save(directory: Path) -> str | None:
+    def together(act, *given) -> None:
+        """Rank 0 does something to the disk."""
         if world.rank == 0:
-            directory.mkdir(parents=True)
+            act(*given)
         dist.barrier(group=world.payload)
+
+    def save(directory: Path, in_the_way: str = "") -> str | None:
+        nonlocal rank_files_bytes
+        together(lambda: directory.mkdir(parents=True))
         saving.begin(directory)
+        if in_the_way:  # where rank 0 alone will write, at the end
+            together(lambda: (directory / "training" / in_the_way).mkdir())
         outcome = saving.progress(wait=True)
         dist.barrier(group=world.payload)
         assert outcome["written"]
+        rank_files_bytes = sum(-(-file.stat().st_size // 4096) * 4096 for file in directory.glob("random_*"))
         return outcome["failed"]
 
-    for step in asked["steps"]:
-        match step:
-            case ["save", directory]:
-                said.append(save(Path(directory)))
-            case ["load", directory]:
+    def fill(directory: Path, left: int) -> None:
+        ballast = directory / "ballast"
+        ballast.write_bytes(b"")
+        blocks = shutil.disk_usage(directory).free - left
+        ballast.write_bytes(bytes(max(blocks, 0)))
+
+    def clear(directory: Path) -> None:
+        for found in directory.iterdir():
+            shutil.rmtree(found) if found.is_dir() else found.unlink()
+
+    for act, place, *more in asked["steps"]:
+        directory = Path(place)
+        match act:
+            case "save":
+                said.append(save(directory, *more))
+            case "load":
                 try:
-                    saving.load(Path(directory), False)
-                    said.append(None)
+                    said.append(saving.load(directory, False))
                 except ValueError as error:
                     said.append(str(error))
-            case ["fill", directory, left]:
-                # Leave so many bytes free.
-                if world.rank == 0:
-                    free = shutil.disk_usage(directory).free
-                    with contextlib.suppress(OSError), open(Path(directory) / "ballast", "wb") as stream:
-                        stream.write(bytes(max(free - left, 0)))
-                dist.barrier(group=world.payload)
-            case ["free", directory]:
-                if world.rank == 0:
-                    for found in Path(directory).iterdir():
-                        shutil.rmtree(found) if found.is_dir() else found.unlink()
-                dist.barrier(group=world.payload)
-            case ["children"]:
-                said.append([f"{c.pid} {c.status()}" for c in psutil.Process().children(recursive=True)])
+            case "fill":  # leave so many bytes, or as many as the ranks' own files take
+                together(fill, directory, more[0] if more else rank_files_bytes)
+            case "clear":
+                together(clear, directory)
+            case "trap":
+                together(set_trap, directory, more[0], Path(more[1]))
+            case "harm":
+                together(HARMS[more[0]], directory / more[1])
+            case "children":
+                said.append([child.status() for child in psutil.Process().children(recursive=True)])
     report(world.rank, {"said": json.loads(json.dumps(said))})
     dist.barrier(group=world.payload)
     dist.destroy_process_group()
