@@ -228,10 +228,13 @@ def _gib(size: int) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    with path.open("w", encoding="utf-8") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
+    try:
+        with path.open("w", encoding="utf-8") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+    except OSError as error:  # of a full disk it names no file
+        raise OSError(f"{path}: {error.strerror}") from error
 
 
 def _sync_directory(path: Path) -> None:

@@ -101,10 +101,8 @@ def _links(here: Here, ranks: Meeting, store: Any, found: list[Finding]) -> list
 
 def _store(rank: int, world: int) -> Any:
     """The store that torchrun's agents hold, or rank 0's where somebody else started the ranks."""
-    from torch.distributed import HashStore, rendezvous
+    from torch.distributed import rendezvous
 
-    if world == 1 and "TORCHELASTIC_RUN_ID" not in os.environ:
-        return HashStore()  # nobody else is to come, so nothing has to listen
     return next(rendezvous("env://", rank, world))[0]
 
 

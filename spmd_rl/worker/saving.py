@@ -46,7 +46,7 @@ class Saving:
                 (directory / WEIGHTS).mkdir()
             (directory / _rank_file(self._world.rank)).write_text(json.dumps(_generators()))
         except OSError as error:
-            mine = f"rank {self._world.rank}: {error}"
+            mine = f"rank {self._world.rank}, in {directory}: {error}"
         self._failed = next((why for why in gather(mine, self._world.payload) if why), None)
         if not self._failed:
             self._state.begin_save(directory / WEIGHTS)

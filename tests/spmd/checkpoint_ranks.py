@@ -27,6 +27,7 @@ def main() -> None:
     import torch.distributed as dist
 
     from spmd_rl.distributed import world as worlds
+    from spmd_rl.distributed.gather import gather
     from spmd_rl.distributed.layout import TrainLayout
     from spmd_rl.training.parallel import start_parallel
     from spmd_rl.training.trainer import Trainer
@@ -96,9 +97,13 @@ def main() -> None:
                 together(set_trap, directory, more[0], Path(more[1]))
             case "harm":
                 together(HARMS[more[0]], directory / more[1])
+            case "gather":
+                said.append(
+                    gather([world.rank, "é" * world.rank * 999, None, b"\x00", {"a": (1.5, 2**40)}], world.payload)
+                )
             case "children":
                 said.append([child.status() for child in psutil.Process().children(recursive=True)])
-    report(world.rank, {"said": json.loads(json.dumps(said))})
+    report(world.rank, {"said": json.loads(json.dumps(said, default=list))})
     dist.barrier(group=world.payload)
     dist.destroy_process_group()
 

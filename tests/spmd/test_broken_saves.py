@@ -1,4 +1,4 @@
-"""Saving where there is no room, and loading what an enemy or a bad disk has changed: Megatron's own readers and writers."""
+"""Saving where there is no room, and loading what an enemy or a bad disk has changed, by Megatron's own readers."""
 
 import contextlib
 import os
@@ -56,7 +56,7 @@ def outcomes(tiny_models, tmp_path_factory):
 
     def do(name, *step):
         steps.append([str(part) if isinstance(part, os.PathLike) else part for part in step])
-        names.extend([name] if step[0] in ("save", "load", "children") else [])
+        names.extend([name] if step[0] in ("save", "load", "children", "gather") else [])
 
     def saved(name, change):
         do(f"{name}: save", "save", root / name)
@@ -65,6 +65,7 @@ def outcomes(tiny_models, tmp_path_factory):
         do("", "clear", root / name)
 
     with small_disk(root / "disk", 40 * MIB) as disk:
+        do("gather", "gather", root)
         do("whole: save", "save", root / "whole")
         do("whole", "load", root / "whole")
         for kind in (*TRAPS, "outside"):
@@ -91,6 +92,12 @@ def outcomes(tiny_models, tmp_path_factory):
         reports = run_ranks("spmd.checkpoint_ranks", 2, {"model": tiny_models["qwen3"], "steps": steps}, 300)
         said = {name: [report["said"][at] for report in reports] for at, name in enumerate(names)}
     return said, root
+
+
+def test_ranks_tell_each_other_things_of_unequal_length(outcomes):
+    said, _ = outcomes
+    everyone = [[0, "", None, [0], {"a": [1.5, 2**40]}], [1, "é" * 999, None, [0], {"a": [1.5, 2**40]}]]
+    assert said["gather"] == [everyone, everyone]
 
 
 def test_a_pickle_that_runs_something_is_refused_by_file_and_name_and_is_not_run(outcomes):
