@@ -17,6 +17,7 @@ from urllib.parse import urlparse
 from spmd_rl.config.config import Config
 from spmd_rl.controller.console import Console, console, conversation, evaluation_line, step_line, summary
 from spmd_rl.data.samples import SAMPLES, samples_file, samples_step, write_samples
+from spmd_rl.distributed.whereabouts import here, move
 
 METRICS = "metrics.jsonl"
 EVALUATIONS = "evaluations"
@@ -132,6 +133,7 @@ class RunLog:
         """One step; yields `timed`. At the end what was added becomes a row, unless the step was cut short."""
         self._values.clear()
         started = time.perf_counter()
+        move(step=step, phase="between phases")
         yield self.timed
         self.add("timing/all", time.perf_counter() - started)
         metrics = {name: combine(name, values) for name, values in self._values.items()}
@@ -152,9 +154,12 @@ class RunLog:
         current = _Phase(phase)
         self._open_phases.append(current)
         self._console.doing(phase)
+        outer = here().phase
+        move(phase=phase)
         try:
             yield
         finally:
+            move(phase=outer)
             self._open_phases.pop()
             total = time.perf_counter() - current.started
             self.add(f"timing/{phase}", total - current.inner_seconds)

@@ -13,6 +13,7 @@ from spmd_rl.data.sampling import Sampling
 from spmd_rl.distributed.commands import Commands
 from spmd_rl.distributed.layout import RolloutLayout
 from spmd_rl.distributed.verb import verb
+from spmd_rl.distributed.whereabouts import move
 from spmd_rl.distributed.world import World
 from spmd_rl.platforms.platform import Platform
 from spmd_rl.rewards.pool import GraderPool
@@ -74,7 +75,10 @@ class Server:
         """Do one verb."""
         method = getattr(self, name)
         assert method.is_verb, name
-        return method(**arguments)
+        move(verb=name)
+        answer = method(**arguments)
+        move(verb="")
+        return answer
 
     def close(self) -> None:
         """After the last verb, when all ranks are through with the others."""

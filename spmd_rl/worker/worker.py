@@ -17,6 +17,7 @@ from spmd_rl.distributed.commands import Commands
 from spmd_rl.distributed.exchange import exchange
 from spmd_rl.distributed.layout import RolloutLayout, TrainLayout
 from spmd_rl.distributed.verb import verb
+from spmd_rl.distributed.whereabouts import move
 from spmd_rl.distributed.world import World
 from spmd_rl.platforms.platform import Platform
 from spmd_rl.rewards.pool import GraderPool
@@ -124,7 +125,9 @@ class Worker:
         method = getattr(self, name)
         assert method.is_verb, name
         self.platform.reset_peak_memory()
+        move(verb=name)
         answer = method(**arguments)
+        move(verb="")
         self.peaks[name] = max(self.peaks.get(name, 0), self.platform.peak_memory_bytes())
         return answer
 
