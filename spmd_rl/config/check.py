@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from spmd_rl.config.check_checkpoint import checkpoint_notes, checkpoint_problems
 from spmd_rl.config.check_model import model_problems
 from spmd_rl.config.check_reward_models import reward_model_problems
 from spmd_rl.config.config import Config, ConfigError, DataConfig, EvaluationConfig
@@ -31,6 +32,7 @@ def check(config: Config, world_size: int, model: ModelShape | None) -> list[str
     if min(sizes) >= 1:
         problems += _layout(config, world_size) + _batches(config, world_size)
         problems += model_problems(config, model) if model is not None else []
+    problems += checkpoint_problems(config, list(_settings(config)))
     return problems + _refresh(config) + _data(config) + reward_model_problems(config) + _files(config)
 
 
@@ -57,7 +59,7 @@ def notes(config: Config, world_size: int) -> list[str]:
                 f"rollout.{knob} = {getattr(rollout, knob)}: samples are drawn from a part of the distribution; "
                 "training computes log-probabilities over all of it"
             )
-    return said
+    return said + checkpoint_notes(config)
 
 
 # ---- each setting by itself
@@ -71,7 +73,7 @@ _RANGES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
         "rollout.tensor rollout.data rollout.max_response_length rollout.max_sequences "
         "rollout.block_tokens reward.workers reward.batch train.steps train.prompts_per_step train.minibatches "
         "train.tokens_per_microbatch train.logprob_chunk_tokens data.max_prompt_length data.arithmetic.problems "
-        "evaluation.samples",
+        "evaluation.samples checkpoint.keep_last",
     ),
     (
         "0 or more",
@@ -79,7 +81,7 @@ _RANGES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
         "rollout.top_k data.eval_problems data.arithmetic.min_operand algorithm.kl_coefficient algorithm.std_epsilon "
         "train.warmup_steps train.learning_rate train.min_learning_rate train.weight_decay train.clip_grad "
         "rollout.canary_steps reward.memory_mib evaluation.every_steps evaluation.temperature evaluation.top_k "
-        "run.seed",
+        "run.seed checkpoint.every_steps checkpoint.keep_every",
     ),
     ("-1 (all) or more", lambda value: value >= -1, "run.samples_logged"),
     (
