@@ -37,6 +37,7 @@ DOORS = {
     "pyarrow": ("data/tables.py", "data/prepared.py"),
     "reasoning_gym": ("data/tasks.py",),
     "safetensors": ("weights/",),
+    "numba": ("weights/row_sums.py",),
     "tyro": ("config/",),
     "yaml": ("config/",),
     "math_verify": ("rewards/",),
