@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from spmd_rl.config.check_reward_models import read_reward_shape, speaking_of
 from spmd_rl.config.config import Config
 from spmd_rl.config.load import dump, load_config, load_dataset_config
 from spmd_rl.config.model_shape import ModelShape, read_model_shape
+from spmd_rl.config.secrets import hide_in
 from spmd_rl.controller.benchmark import Benchmark
 from spmd_rl.controller.checkpoints import Saved
 from spmd_rl.controller.keeper import Preempted
@@ -70,7 +72,21 @@ def launch(
     _exit_on_signals(before_exit)
     from spmd_rl.distributed.peers import naming_peers
 
-    record(naming_peers(live))(settings)
+    record(hiding_secrets(naming_peers(live)))(settings)
+
+
+def hiding_secrets(act: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Let an error that ends the program, and torchrun's report on it, say no secrets."""
+
+    @wraps(act)
+    def acting(settings: Any) -> None:
+        try:
+            act(settings)
+        except Exception as error:
+            hide_in(error)
+            raise
+
+    return acting
 
 
 @contextmanager
@@ -304,6 +320,7 @@ def _start_log(config: Config, run_dir: Path, world_size: int, lines: list[str],
 
 def _refuse(error: ValueError) -> None:
     """Say what the user can change, once a node, and leave."""
+    hide_in(error)
     if local_rank_from_environment() == 0:
         print(f"\nspmd_rl cannot start:\n{error}\n", file=sys.stderr, flush=True)
         if os.environ.get("SPMD_RL_TRACEBACK"):

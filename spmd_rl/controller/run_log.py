@@ -4,6 +4,7 @@ import json
 import math
 import netrc
 import os
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,6 +16,7 @@ from typing import Any, Protocol, Self
 from urllib.parse import urlparse
 
 from spmd_rl.config.config import Config
+from spmd_rl.config.secrets import hidden
 from spmd_rl.controller.console import Console, console, conversation, evaluation_line, step_line, summary
 from spmd_rl.data.samples import SAMPLES, samples_file, samples_step, write_samples
 from spmd_rl.distributed.whereabouts import here, move
@@ -123,7 +125,8 @@ class RunLog:
         self.close(failed=kind is not None)
 
     def note(self, text: str) -> None:
-        """Say something once, on the console and in run.log."""
+        """Say something once, without secrets, on the console and in run.log."""
+        text = hidden(text)
         self._text.write(text + "\n")
         self._text.flush()
         self._console.line(text)
@@ -354,14 +357,15 @@ class _WeightsAndBiases:
     def __init__(self, config: Config, run_dir: Path, identifier: str | None):
         import wandb
 
+        sys.argv = hidden(sys.argv)  # W&B keeps the command line
         self.run = wandb.init(
             id=identifier,
             resume="allow" if identifier else None,
             project=config.run.wandb_project,
-            name=config.run.name,
+            name=hidden(config.run.name),
             dir=str(run_dir),
             mode=config.run.wandb,
-            config=asdict(config),
+            config=hidden(asdict(config)),
             settings=wandb.Settings(silent=True),
         )
 

@@ -23,6 +23,7 @@ from itertools import product
 import torch
 import torch.distributed as dist
 
+from spmd_rl.distributed.gather import gather
 from spmd_rl.weights.layout import Box, Index, Piece, Shard, contains, intersect
 from spmd_rl.weights.row_sums import compiled
 
@@ -126,9 +127,7 @@ def verify(sides: Sequence[Checksums], world: int = 1, group: dist.ProcessGroup 
     if wrong:
         shown = set(wrong[:most])
         mine = [(number, side.label, *held) for side in sides for number, *held in side.values() if number in shown]
-        everyone = [mine] * world
-        if world > 1:
-            dist.all_gather_object(everyone, mine, group=group)
+        everyone = gather(mine, group) if world > 1 else [mine]
         found = [(number, label, rank, *held) for rank, part in enumerate(everyone) for number, label, *held in part]
         raise RuntimeError(_explain(sides[0], len(wrong), found))
     for side in sides:

@@ -36,6 +36,16 @@ def says_words_later(sample):
 '''
 
 
+# What nobody may find in anything that a run leaves: in its environment, and in an address among its settings.
+CANARIES = {
+    "WANDB_API_KEY": "c0ffee" * 6 + "dead",
+    "HF_TOKEN": "hf_canaryInTheEnvironment",
+    "HUGGING_FACE_HUB_TOKEN": "hf_canaryOfTheHub",
+    "SOME_SERVICE_PASSWORD": "canary-password-7",
+}
+ADDRESS = "https://canary-name:canary-word@example.org/rows?version=2&access_token=canary-parameter"
+
+
 def flags(model, run_dir, **others) -> list[str]:
     config = {
         "model.path": model,
@@ -61,12 +71,12 @@ def flags(model, run_dir, **others) -> list[str]:
     return found
 
 
-def start(arguments: list[str], ranks: int = 2, **options) -> subprocess.Popen:
+def start(arguments: list[str], ranks: int = 2, secrets: dict[str, str] | None = None, **options) -> subprocess.Popen:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)]
     return subprocess.Popen(
         [*command, "-m", "spmd_rl.grpo", *arguments],
         cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "WANDB_SILENT": "true"},
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "WANDB_SILENT": "true"} | (secrets or {}),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -126,10 +136,12 @@ def finished(tiny_models, rules, scorers, tmp_path_factory):
             "evaluation.temperature": 0.8,
             "evaluation.max_response_length": 10,
             "run.wandb": "offline",
+            "run.name": f"everything, from {ADDRESS}",
+            "checkpoint.every_steps": 2,
             "run.samples_logged": -1,
         },
     )
-    running = start(arguments)
+    running = start(arguments, secrets=CANARIES)
     output, _ = running.communicate(timeout=400)
     assert running.returncode == 0, output[-6000:]
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
@@ -157,6 +169,17 @@ def test_a_run_leaves_metrics_samples_tensorboard_wandb_config_and_a_model(finis
 
     assert AutoModelForCausalLM.from_pretrained(run_dir / "hf").config.num_hidden_layers == 4
     assert AutoTokenizer.from_pretrained(run_dir / "hf").decode([100])
+
+
+def test_no_secret_is_in_anything_that_a_run_writes_or_says(finished):
+    run_dir, output, _ = finished
+    said = {str(path): path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
+    assert {"config.yaml", "run.log", "state.json", "metrics.jsonl"} <= {Path(name).name for name in said}
+    assert "everything, from https://***@example.org/rows?version=2&access_token=***" in output
+    assert "https://***@example.org" in (run_dir / "config.yaml").read_text()
+    for name, content in (said | {"the console": output.encode()}).items():
+        for secret in (*CANARIES.values(), "canary-name", "canary-word", "canary-parameter"):
+            assert secret.encode() not in content, f"{secret} is in {name}"
 
 
 def test_every_patch_is_named_in_the_log(finished):
@@ -305,6 +328,11 @@ def test_a_truncated_weight_file_is_named(tiny_models, tmp_path):
     weights.write_bytes(weights.read_bytes()[:-1000])
     text = refused(model, tmp_path)
     assert str(weights) in text
+
+
+def test_an_error_says_no_secrets(tiny_models, tmp_path):
+    text = refused(tiny_models["llama"], tmp_path, **{"data.source": ADDRESS})
+    assert "data.source = https://***@example.org/rows?version=2&access_token=***" in text and "canary" not in text
 
 
 def test_a_reward_rule_that_cannot_be_imported_is_named(tiny_models, tmp_path):
