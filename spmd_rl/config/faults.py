@@ -85,7 +85,7 @@ def _one_of(*words: str) -> Callable[[str], str]:
 _VALUES: dict[str, tuple[Callable[[str], Any], str]] = {
     "rank": (_whole, "a rank, counted from 0"),
     "step": (_whole, "a step, counted from 1 (0: before the first)"),
-    "phase": (_one_of(*PHASES), f"one of {', '.join(PHASES)}"),
+    "phase": (_one_of(*PHASES), "a phase"),
     "verb": (str, "a verb"),
     "doing": (str, "text"),
     "after": (_above_0, "seconds above 0"),
@@ -141,9 +141,8 @@ def read_fault(text: str) -> Fault:
         try:
             values[key] = read(value)
         except ValueError:
-            near = difflib.get_close_matches(value, PHASES, 1) if key == "phase" else []
-            way = f"; did you mean {near[0]}?" if near else ""
-            raise ValueError(f"{knob}: {key} = {value}: it must be {wanted}{way}") from None
+            words = f"there is no such phase; {_nearest(value, PHASES)}" if key == "phase" else f"it must be {wanted}"
+            raise ValueError(f"{knob}: {key} = {value}: {words}") from None
     for key in needed:
         if key not in values:
             raise ValueError(f"{knob}: {key} is missing; it must be {_VALUES[key][1]}")

@@ -75,7 +75,7 @@ class Faults:
                 timer = threading.Timer(fault.after, lambda fault=fault: self._strike(fault, here()))
                 timer.daemon = True
                 timer.start()
-            elif time.monotonic() - self._first_fit.setdefault(id(fault), time.monotonic()) >= fault.after:
+            elif place.since - self._first_fit.setdefault(id(fault), place.since) >= fault.after:
                 self._strike(fault, place)
 
     def _strike(self, fault: Fault, place: Place) -> None:
