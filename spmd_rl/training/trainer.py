@@ -203,5 +203,9 @@ class Trainer:
 
 def first_not_finite(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
     """The name of the first that holds an inf or a nan; "" for none."""
-    # A sum would be cheaper and is not: large finite values overflow in it.
-    return next((name for name, tensor in tensors if not bool(torch.isfinite(tensor).all())), "")
+    return next((name for name, tensor in tensors if not _finite(tensor)), "")
+
+
+def _finite(tensor: torch.Tensor) -> bool:
+    # No inf or nan hides in a sum, which reads once; large values can overflow in it, and are looked at one by one.
+    return bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())
