@@ -182,6 +182,8 @@ def fault_problems(config: Config, world_size: int) -> list[str]:
             problems.append(f"{knob}: rank = {fault.rank}: there are {world_size} ranks, 0 to {world_size - 1}")
         if fault.step is not None and fault.step > config.train.steps:
             problems.append(f"{knob}: step = {fault.step}: the run ends after train.steps = {config.train.steps}")
+        if fault.rank and fault.phase == "adv":
+            problems.append(f"{knob}: rank = {fault.rank}: rank 0 alone is in phase adv; take rank = 0")
         if fault.bit >= bits:
             problems.append(f"{knob}: bit = {fault.bit}: a {config.model.dtype} has bits 0 to {bits - 1}")
         if fault.what == REWARD and not config.reward.rules:

@@ -88,6 +88,7 @@ def test_a_mistake_is_named_with_the_way_out(text, words):
     "text, words",
     [
         ("kill:rank=2", "rank = 2: there are 2 ranks, 0 to 1"),
+        ("kill:rank=1,phase=adv", "rank 0 alone is in phase adv"),
         ("kill:step=101", "step = 101: the run ends after train.steps = 100"),
         ("corrupt:param=a,bit=16", "bit = 16: a bfloat16 has bits 0 to 15"),
         ("kil", "there is no kind"),
