@@ -18,6 +18,7 @@ from typing import Any
 from spmd_rl.config.check import check, notes
 from spmd_rl.config.check_reward_models import read_reward_shape, speaking_of
 from spmd_rl.config.config import Config
+from spmd_rl.config.faults import check_parameters
 from spmd_rl.config.load import dump, load_config, load_dataset_config
 from spmd_rl.config.model_shape import ModelShape, read_model_shape
 from spmd_rl.config.secrets import hide_in
@@ -148,6 +149,7 @@ def run(config: Config, shape: ModelShape, tell: Tell) -> None:
         from spmd_rl.resume import resume_point
 
         run_dir = Path(config.run.dir or f"runs/{config.run.name}")
+        faults = _faults(config, run_dir, world.rank)
         resumed, said = resume_point(config, run_dir, world)
     except ValueError as error:
         _refuse(error)
@@ -160,6 +162,8 @@ def run(config: Config, shape: ModelShape, tell: Tell) -> None:
         worker = Worker(config, shape, platform, world, loaded.prompts, loaded.tokenizer, pool, readers)
         if resumed is not None:
             worker.saving.load(resumed.path, config.checkpoint.load == "weights")
+        if faults is not None:
+            faults.attach(worker)
     except ValueError as error:
         _refuse(error)
 
@@ -205,10 +209,20 @@ def attend(worker: Any, world: Any, control_timeout_seconds: float, control: Cal
         dist.destroy_process_group()
 
 
+def _faults(config: Config, run_dir: Path, rank: int) -> Any:
+    """What this rank was asked to suffer, if anything; it may strike from now on."""
+    if not config.inject:
+        return None
+    from spmd_rl.worker.faults import Faults
+
+    return Faults(config, run_dir, rank)
+
+
 def _check_weights(config: Config, shape: ModelShape) -> None:
     """Read the headers of all weight files: a missing, truncated or foreign one is found before anything is made."""
     from spmd_rl.weights.load import check_headers, read_headers
 
+    check_parameters(config, read_headers(config.model.path) if config.inject else ())
     for path in {config.model.path, config.model.reference_path or config.model.path}:
         check_headers(path, read_headers(path), shape)
     for name, model in config.reward.models.items():

@@ -13,6 +13,7 @@ from spmd_rl.config.check_checkpoint import checkpoint_notes, checkpoint_problem
 from spmd_rl.config.check_model import model_problems
 from spmd_rl.config.check_reward_models import reward_model_problems
 from spmd_rl.config.config import Config, ConfigError, DataConfig, EvaluationConfig
+from spmd_rl.config.faults import fault_problems
 from spmd_rl.config.load import load_dataset_config
 from spmd_rl.config.model_shape import ModelShape
 from spmd_rl.config.phrases import divisors
@@ -33,7 +34,8 @@ def check(config: Config, world_size: int, model: ModelShape | None) -> list[str
         problems += _layout(config, world_size) + _batches(config, world_size)
         problems += model_problems(config, model) if model is not None else []
     problems += checkpoint_problems(config, list(_settings(config)))
-    return problems + _refresh(config) + _data(config) + reward_model_problems(config) + _files(config)
+    problems += _refresh(config) + _data(config) + reward_model_problems(config) + _files(config)
+    return problems + fault_problems(config, world_size)
 
 
 def notes(config: Config, world_size: int) -> list[str]:
@@ -72,6 +74,7 @@ _RANGES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
         "parallel.tensor parallel.context parallel.pipeline parallel.virtual parallel.expert parallel.expert_tensor "
         "rollout.tensor rollout.data rollout.max_response_length rollout.max_sequences "
         "rollout.block_tokens reward.workers reward.batch train.steps train.prompts_per_step train.minibatches "
+        "train.max_skipped "
         "train.tokens_per_microbatch train.logprob_chunk_tokens data.max_prompt_length data.arithmetic.problems "
         "evaluation.samples checkpoint.keep_last",
     ),

@@ -283,6 +283,9 @@ class TrainConfig:
     """Tokens whose logits exist at the same time. Memory only; results do not depend on it."""
     share_prompts: bool = True
     """Compute a group's common prompt once instead of once a sample, where the attention can (CPU)."""
+    max_skipped: int = 3
+    """An update whose gradient is not finite is skipped: weights and optimizer stay as they were. When so many in a row
+    were, the run stops. 1: at the first."""
     recompute: bool = False
     """Compute activations again in the backward pass instead of keeping them: slower, less memory."""
 
@@ -375,6 +378,9 @@ class Config:
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     run: RunConfig = field(default_factory=RunConfig)
+    inject: tuple[str, ...] = ()
+    """Faults to suffer, to see what the run makes of them: kill:rank=1,phase=rollout,step=3 (docs/faults.md). Each
+    strikes once."""
 
     @property
     def longest_response(self) -> int:

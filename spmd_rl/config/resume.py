@@ -24,6 +24,8 @@ ALWAYS = (
     "train.logprob_chunk_tokens",
     "train.share_prompts",
     "train.recompute",
+    "train.max_skipped",
+    "inject",
 )
 _NEVER = ("run.seed",)
 

@@ -78,6 +78,7 @@ class RunLog:
             self._identity["wandb"] = online.run.id
         self._values: dict[str, list[float]] = defaultdict(list)
         self._open_phases: list[_Phase] = []
+        self._skipped = 0
         self._closed = False
         self._console: Console = console(config.train.steps)
         self.note(
@@ -178,8 +179,22 @@ class RunLog:
         for name, value in metrics.items():
             self.add(name, value)
 
-    learning = add_all
-    """What one optimizer step reports."""
+    def learning(self, metrics: Mapping[str, float], skipped: str = "") -> None:
+        """What one optimizer step reports. `skipped`: why its update was not made.
+
+        Raises RuntimeError after train.max_skipped of those in a row.
+        """
+        self.add_all(metrics)
+        self._skipped = self._skipped + 1 if skipped else 0
+        if not skipped:
+            return
+        self.note(f"step {here().step}: the update was skipped: {skipped}")
+        if self._skipped >= self.config.train.max_skipped:
+            raise RuntimeError(
+                f"train.max_skipped = {self.config.train.max_skipped}: so many updates in a row were skipped, the last "
+                f"one in step {here().step}: {skipped}; the weights are as they were before them: look at the samples "
+                "of these steps, lower train.learning_rate or train.clip_grad, or train in float32"
+            )
 
     def samples(self, step: int, samples: Sequence[Mapping[str, Any]], show: int = 0) -> None:
         """Keep conversations, as data.samples.conversation makes them; show the first few."""

@@ -156,6 +156,11 @@ class GraderPool:
         """Seconds spent inside rules so far, summed over processes and, where a rule is asynchronous, over samples."""
         return self._busy_seconds
 
+    @property
+    def graders(self) -> dict[int, int]:
+        """Process -> how many samples it works on, as far as this thread can see."""
+        return {worker.process: len(worker.tasks) for worker in list(self._workers)}
+
     def close(self) -> None:
         """Kill the processes and wait until they are gone; samples not yet scored are dropped. May be called twice."""
         with self._changed:

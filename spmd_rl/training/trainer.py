@@ -1,6 +1,6 @@
 """This rank's shard of the policy and of the reference: what they say of samples, and the policy's update."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -30,6 +30,8 @@ class Learned:
     updated: bool
     grad_norm: float
     gap_max: float = 0.0
+    broken: str = ""
+    """Where the update was not made: a parameter whose gradient is not finite on this rank."""
     sums: dict[str, float] = field(default_factory=dict)
 
 
@@ -163,7 +165,16 @@ class Trainer:
 
         self._run(self.wrapped, self.policy, packs, use, backward=True)
         learned.updated, learned.grad_norm = self.optimizer.step(learning_rate)
+        if not learned.updated:
+            learned.broken = first_not_finite(
+                (name, weight.main_grad) for name, weight in self.policy.named() if weight.requires_grad
+            )
         return learned
+
+    def broken(self) -> str:
+        """What of this rank's weights and optimizer is not finite, its first; nothing in a sound run."""
+        weights = first_not_finite(self.parameters().items())
+        return weights or first_not_finite(self.optimizer.tensors())
 
     @staticmethod
     def _report(
@@ -188,3 +199,13 @@ class Trainer:
             "correction/logprob_gap_mean": gap.sum(),
         }.items():
             learned.sums[name] = learned.sums.get(name, 0.0) + float(value)
+
+
+def first_not_finite(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
+    """The name of the first that holds an inf or a nan; "" for none."""
+    return next((name for name, tensor in tensors if not _finite(tensor)), "")
+
+
+def _finite(tensor: torch.Tensor) -> bool:
+    # No inf or nan hides in a sum, which reads once; large values can overflow in it, and are looked at one by one.
+    return bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())

@@ -39,7 +39,16 @@ class Saving:
         return self._state.bytes()
 
     def begin(self, directory: Path) -> None:
-        """Write into a directory that all ranks see; training may go on when this returns."""
+        """Write into a directory that all ranks see; training may go on when this returns.
+
+        Raises RuntimeError where weights or the optimizer's state are not finite: nothing could go on from them.
+        """
+        broken = self._trainer.broken()
+        if broken:
+            raise RuntimeError(
+                f"rank {self._world.rank}: {broken} holds values that are not finite, so nothing is saved; older "
+                "checkpoints are as they were, and the run can go on from the newest of them"
+            )
         self._hashing, mine = None, None
         try:
             if self._world.rank == 0:

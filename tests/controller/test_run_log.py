@@ -140,6 +140,19 @@ def test_the_step_line_reads_as_documented():
     assert step_line({"step": 3, "grad_norm": math.nan}, steps=40, world_size=2) == "step  3/40  grad nan"
 
 
+def test_so_many_updates_in_a_row_that_were_skipped_end_the_run_and_one_that_was_made_begins_the_count_anew(
+    tmp_path, capsys
+):
+    config = replace(CONFIG, train=replace(CONFIG.train, max_skipped=2))
+    with pytest.raises(RuntimeError, match="train.max_skipped = 2: .*in step 4: the norm is nan"):
+        with RunLog(config, tmp_path / "run", 2) as log:
+            for step, why in ((1, "the norm is inf"), (2, ""), (3, "the norm is nan"), (4, "the norm is nan")):
+                with log.step(step):
+                    log.learning({"update/skipped": float(bool(why))}, why)
+    assert [row["update/skipped"] for row in rows_of(tmp_path / "run")] == [1.0, 0.0, 1.0]
+    assert "step 1: the update was skipped: the norm is inf" in capsys.readouterr().out
+
+
 def test_the_evaluation_line_names_the_benchmark_and_the_moment():
     metrics = {"eval/gsm8k/accuracy": 0.5, "eval/gsm8k/response_length_mean": 30.0}
     assert evaluation_line(0, metrics) == "evaluation before training: gsm8k accuracy 0.500"

@@ -294,6 +294,12 @@ def test_every_layout_has_the_log_probabilities_and_gradient_of_huggingface(star
         assert found.sums == pytest.approx(first, rel=1e-4), f"{family} {layout} against the first layout"
 
 
+def test_no_layout_takes_a_step_on_a_gradient_that_is_not_finite(start):
+    named, _, reports = start
+    for index, (family, layout) in enumerate(named):
+        assert [report["cases"][index]["skipped"] for report in reports] == [True] * len(reports), f"{family} {layout}"
+
+
 def test_every_layout_has_the_scores_of_huggingface_and_their_gradient(start, scorers):
     named, scoring, reports = start
     for index, (family, *what) in enumerate(scoring, start=len(named)):
@@ -329,5 +335,6 @@ def test_bf16_stays_close_to_fp32_in_every_layout(models):
     reports = run_ranks("spmd.training_ranks", 2, {"cases": cases})
     for index, (family, layout) in enumerate(named):
         found, exact = merged(reports, index), merged(reports, index + len(named))
+        assert all(report["cases"][index]["skipped"] for report in reports), f"{family} {layout}"
         assert found.grad_norms == pytest.approx(exact.grad_norms, rel=0.05), f"{family} {layout}"
         assert found.sums["actor/entropy"] == pytest.approx(exact.sums["actor/entropy"], rel=0.02), f"{family} {layout}"

@@ -1,6 +1,7 @@
 """One rank of tests/spmd/test_training.py: the same samples under many layouts, in one process."""
 
 import dataclasses
+import math
 import os
 
 from spmd.ranks import arguments, report
@@ -104,9 +105,39 @@ def main() -> None:
                 "tokens": sum(pack.tokens.shape[1] for pack in packs),
                 "gradients": compared[0],
                 "steps": compared[1],
+                "skipped": skips_what_is_not_finite(trainer, world.rank == world.size - 1),
             }
         )
     report(world.rank, {"cases": results})
+
+
+def skips_what_is_not_finite(trainer, here: bool) -> bool:
+    """Whether this rank's weights and moments stay when a gradient is not finite: of one rank, which is here or not."""
+    import torch
+
+    from spmd_rl.training.trainer import first_not_finite
+
+    state = {f"weight {name}": tensor for name, tensor in trainer.parameters().items()}
+    state |= {f"{number} {name}": tensor for number, (name, tensor) in enumerate(trainer.optimizer.tensors())}
+    before = {name: tensor.clone() for name, tensor in state.items()}
+    names = [name for name, _ in trainer.policy.named()]
+    skipped = len(before) > len(names)
+    for value in (float("nan"), float("inf")):
+        if here:
+            for parameter in trainer.policy.parameters():
+                parameter.main_grad.fill_(value)
+        made, norm = trainer.optimizer.step(LEARNING_RATE)
+        skipped &= not made and not math.isfinite(norm)
+    broken = first_not_finite((name, parameter.main_grad) for name, parameter in trainer.policy.named())
+    skipped &= (broken == names[0]) if here else True
+    skipped &= trainer.broken() == ""
+    skipped &= all(torch.equal(before[name], tensor) for name, tensor in state.items())
+    # What would be saved is looked at to the last element, and large values are not taken for infinite ones.
+    name, weight = next(reversed(trainer.parameters().items()))
+    for value, broken in ((torch.finfo(weight.dtype).max, ""), (math.nan, name), (-math.inf, name)):
+        weight.view(-1)[-2:] = value
+        skipped &= trainer.broken() == broken
+    return skipped
 
 
 def score(case, trainer, shard) -> dict:

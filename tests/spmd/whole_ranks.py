@@ -108,7 +108,7 @@ def _case(given: dict, world, platform) -> dict:
             total = sum(sample.response_tokens for sample in samples)
             minibatch = plan.minibatches[0]
             advantages = [(-1.0) ** i for i in minibatch.ids]
-            one["learned"] = ranks.learn(
+            one["learned"], _ = ranks.learn(
                 0, minibatch.ids, advantages, [1.0 / total] * len(minibatch.ids), config.train.learning_rate
             )
             ranks.forget()
