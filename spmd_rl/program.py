@@ -69,8 +69,9 @@ def launch(
         settings = configure(sys.argv[1:] if arguments is None else arguments)
     _exit_on_signals(before_exit)
     from spmd_rl.distributed.peers import naming_peers
+    from spmd_rl.distributed.watch import reporting_timeouts
 
-    record(naming_peers(live))(settings)
+    record(naming_peers(reporting_timeouts(live)))(settings)
 
 
 @contextmanager
@@ -132,6 +133,7 @@ def run(config: Config, shape: ModelShape, tell: Tell) -> None:
         from spmd_rl.resume import resume_point
 
         run_dir = Path(config.run.dir or f"runs/{config.run.name}")
+        watch = watch_ranks(config, world, run_dir)
         resumed, said = resume_point(config, run_dir, world)
     except ValueError as error:
         _refuse(error)
@@ -166,10 +168,21 @@ def run(config: Config, shape: ModelShape, tell: Tell) -> None:
                 log.note(str(asked))
         ranks.stop()
 
-    attend(worker, world, config.run.control_timeout_seconds, control)
+    attend(worker, world, config.run.control_timeout_seconds, control, watch)
 
 
-def attend(worker: Any, world: Any, control_timeout_seconds: float, control: Callable[[Any], None]) -> None:
+def watch_ranks(config: Config, world: Any, directory: Path | None) -> Any:
+    """What finds a hang; None where the configuration wants none. `directory`: where a report goes."""
+    from spmd_rl.distributed.watch import Watch
+
+    # A grader may take its time; only a deadline that was set is shorter.
+    least = 2 * config.reward.timeout_seconds if config.reward.rules else 0.0
+    return None if config.hang.action == "off" else Watch(config.hang, world, directory, least)
+
+
+def attend(
+    worker: Any, world: Any, control_timeout_seconds: float, control: Callable[[Any], None], watch: Any = None
+) -> None:
     """Rank 0 tells the story, which ends with the verb stop; the others serve; then all leave together."""
     from spmd_rl.distributed.commands import Commands
 
@@ -184,6 +197,8 @@ def attend(worker: Any, world: Any, control_timeout_seconds: float, control: Cal
     import torch.distributed as dist
 
     dist.barrier(group=world.control)
+    if watch is not None:
+        watch.close()
     worker.close()
     if dist.is_initialized():
         dist.destroy_process_group()

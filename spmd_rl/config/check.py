@@ -86,7 +86,7 @@ _RANGES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
         "above 0",
         lambda value: value > 0,
         "rollout.cache_gib algorithm.clip_high train.adam_epsilon reward.timeout_seconds run.control_timeout_seconds "
-        "run.collective_timeout_seconds",
+        "run.collective_timeout_seconds hang.minimum_seconds hang.factor hang.first_seconds hang.silent_seconds",
     ),
     (
         "above 0: training uses the log-probabilities of the distribution at this temperature",

@@ -6,6 +6,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+WAITS = "waits for "
+"""How the `doing` of a rank begins that only waits for others at the control group."""
+IDLE = "waits for a person"
+
 
 @dataclass(frozen=True)
 class Place:
