@@ -26,6 +26,7 @@ from spmd_rl.controller.run_log import CHECKPOINTS, RunLog, require_wandb_key
 from spmd_rl.data.order import PromptOrder
 from spmd_rl.distributed.asked import listen
 from spmd_rl.distributed.environment import local_rank_from_environment, rank_from_environment, size_from_environment
+from spmd_rl.distributed.whereabouts import at
 
 USER_ERROR = 2
 
@@ -124,9 +125,11 @@ def run(config: Config, shape: ModelShape, tell: Tell) -> None:
         applied = apply_all(megatron_core.PATCHES + vllm.PATCHES, platform.name)
         model_options(config.model.path, shape, config.rollout.block_tokens, platform)
         _check_weights(config, shape)
-        loaded = _read_prompts(config)
-        readers = _read_reward_models(config, loaded)
-        pool = start_graders(config, loaded.prompts["train"][0])
+        with at("reads the prompts"):
+            loaded = _read_prompts(config)
+            readers = _read_reward_models(config, loaded)
+        with at("starts the graders"):
+            pool = start_graders(config, loaded.prompts["train"][0])
         from spmd_rl.distributed import world as worlds
 
         world = worlds.start(platform, config.run.collective_timeout_seconds)
@@ -134,7 +137,8 @@ def run(config: Config, shape: ModelShape, tell: Tell) -> None:
 
         run_dir = Path(config.run.dir or f"runs/{config.run.name}")
         watch = watch_ranks(config, world, run_dir)
-        resumed, said = resume_point(config, run_dir, world)
+        with at("looks for a checkpoint to go on from"):
+            resumed, said = resume_point(config, run_dir, world)
     except ValueError as error:
         _refuse(error)
     from spmd_rl.worker.worker import Worker
@@ -145,7 +149,8 @@ def run(config: Config, shape: ModelShape, tell: Tell) -> None:
     try:
         worker = Worker(config, shape, platform, world, loaded.prompts, loaded.tokenizer, pool, readers)
         if resumed is not None:
-            worker.saving.load(resumed.path, config.checkpoint.load == "weights")
+            with at(f"loads {resumed.path}"):
+                worker.saving.load(resumed.path, config.checkpoint.load == "weights")
     except ValueError as error:
         _refuse(error)
 

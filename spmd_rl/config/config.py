@@ -341,8 +341,8 @@ class HangConfig:
     """What to do when the run has been still for too long: report who waits for whom and end all ranks, only report,
     or don't watch."""
     deadline_seconds: dict[str, float] = field(default_factory=dict)
-    """Phase (as in timing/<phase>) or verb -> for how long no rank may get on in it: --hang.deadline_seconds rollout 900
-    update 300. The others learn theirs."""
+    """Phase (as in timing/<phase>) or verb -> for how long no rank may get on in it: --hang.deadline_seconds rollout
+    900 update 300. The others learn theirs."""
     minimum_seconds: float = 600.0
     """A learned deadline is never shorter."""
     factor: float = 10.0

@@ -1,8 +1,11 @@
 """A rank's sign of life: where it is, for how long, and what its main thread does there; small, once a second."""
 
+import faulthandler
 import linecache
+import mmap
 import os
 import re
+import signal
 import socket
 import sys
 import threading
@@ -13,11 +16,13 @@ from types import FrameType
 import msgspec
 
 from spmd_rl.distributed import processes
-from spmd_rl.distributed.whereabouts import Place, here
+from spmd_rl.distributed.whereabouts import Place, here, listen
 
 STACK_FRAMES = 12
 _COLLECTIVES = os.path.join("torch", "distributed", "distributed_c10d.py")
 _WAITS = re.compile(r"\.(wait|synchronize|item|cpu|tolist)\(")
+_PLACE_BYTES = 4096
+_DUMP_SECONDS = 0.3
 _STILL_SECONDS = 2.0
 """Before that, nobody asks what a rank waits for."""
 STOPPED_SECONDS = 5.0
@@ -50,21 +55,73 @@ class Beat(msgspec.Struct, frozen=True, omit_defaults=True):
     process: int = 0
     begun: int = 0
     """See processes.begun."""
-    descriptor: int = -1
-    """Of an open file, to which a signal makes this process write its stacks; see watch.py."""
+    stacks: int = -1
+    """Descriptor of a file in memory, to which a signal makes this process write its stacks; -1: none. See Legacy."""
+    place: int = -1
+    """Descriptor of the file in memory that holds where it is."""
+
+
+class Legacy:
+    """What other processes of this machine can read of this one after its last beat, also while it is stopped.
+
+    Two files in memory: where it is, written with every move, and its stacks, written by the handler of a signal, which
+    needs nothing of Python.
+    """
+
+    def __init__(self, dump: signal.Signals) -> None:
+        self.dump = dump
+        self.stacks = self.place = -1
+        if not hasattr(os, "memfd_create"):
+            return
+        self.stacks, self.place = os.memfd_create("stacks"), os.memfd_create("place")
+        os.ftruncate(self.place, _PLACE_BYTES)
+        self._memory = mmap.mmap(self.place, _PLACE_BYTES)
+        faulthandler.register(dump, file=self.stacks, all_threads=True)
+        self._write(here())
+        listen(self._write, first=True)
+
+    def _write(self, place: Place) -> None:
+        text = msgspec.json.encode(_fields(place))[: _PLACE_BYTES - 4]
+        self._memory[: 4 + len(text)] = len(text).to_bytes(4, "little") + text
+
+    @staticmethod
+    def place_of(beat: Beat) -> Beat:
+        """A beat with the place where its process really is; as it was where that can't be read."""
+        try:
+            data = Path(f"/proc/{beat.process}/fd/{beat.place}").read_bytes()
+            fields = msgspec.json.decode(data[4 : 4 + int.from_bytes(data[:4], "little")])
+        except (OSError, ValueError):
+            return beat
+        if fields["since"] == beat.since:
+            return beat
+        # The clock is the machine's. Its last words are of another place.
+        seconds = max(0.0, time.monotonic() - fields["since"])
+        return msgspec.structs.replace(beat, seconds=seconds, busy_seconds=0.0, waits="", stack=[], **fields)
+
+    def stacks_of(self, beat: Beat) -> str:
+        """What the process of a beat writes of its stacks when it is asked; empty: nothing."""
+        if beat.stacks < 0:
+            return ""
+        try:
+            os.kill(beat.process, self.dump)
+            time.sleep(_DUMP_SECONDS)
+            return Path(f"/proc/{beat.process}/fd/{beat.stacks}").read_text(errors="replace")
+        except OSError:
+            return ""
 
 
 class Pulse:
     """Makes the beats of this process."""
 
-    def __init__(self, rank: int, descriptor: int = -1) -> None:
+    def __init__(self, rank: int, stacks: int = -1, place: int = -1) -> None:
         self.rank = rank
         self._fixed = {
             "host": socket.gethostname(),
             "machine": processes.machine(),
             "process": os.getpid(),
             "begun": processes.begun(os.getpid()),
-            "descriptor": descriptor,
+            "stacks": stacks,
+            "place": place,
         }
         self._main = threading.main_thread().ident
         self._schedule = Path(f"/proc/self/task/{threading.main_thread().native_id}/schedstat")

@@ -1,4 +1,4 @@
-"""When a run has been still for too long: deadlines, configured or learned from what was seen. Values in, values out."""
+"""When a run has been still for too long: deadlines, configured or learned from what was seen. Pure."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -37,9 +37,9 @@ class Sight:
 class Clock:
     """A run hangs when no rank has got on for the deadline of what it is at, or a rank gives no sign of life.
 
-    All ranks do the same verbs: one that is stuck soon keeps all others waiting, so a run in which any rank gets on does
-    not hang. Times are of one clock of the caller's, in seconds. `least_seconds`: a deadline that is not configured is
-    never shorter.
+    All ranks do the same verbs: one that is stuck soon keeps all others waiting, so a run in which any rank gets on
+    does not hang. Times are of one clock of the caller's, in seconds. `least_seconds`: a deadline that is not configured
+    is never shorter.
     """
 
     def __init__(self, config: HangConfig, size: int, now: float, least_seconds: float = 0.0) -> None:
@@ -137,4 +137,3 @@ def ranks_named(ranks: Iterable[int]) -> str:
             runs.append([number, number])
     words = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
     return f"rank {words}" if len(numbers) == 1 else f"ranks {words}"
-

@@ -201,9 +201,10 @@ def report(
     for rank in shown:
         one = by_rank[rank]
         old = f" {one.silent_seconds:.0f} s ago, with its last sign of life" if one.silent else ""
-        lines += ["", f"the main thread of rank {rank}{old}:", *(f"  {line}" for line in one.beat.stack[:8])]
-        if rank in stacks and one.silent:
-            lines += ["", f"and now, as its own signal handler wrote it:", *_brief(stacks[rank])]
+        if one.beat.stack:
+            lines += ["", f"the main thread of rank {rank}{old}:", *(f"  {line}" for line in one.beat.stack[:8])]
+        if one.silent and stacks.get(rank):
+            lines += ["", "and now, as its own signal handler wrote it:", *_brief(stacks[rank])]
     lines += ["", f"stacks of all threads of all ranks: {directory}", end]
     return "\n".join(lines)
 

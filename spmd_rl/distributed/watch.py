@@ -12,7 +12,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from functools import wraps
 from pathlib import Path
@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from spmd_rl.config.config import HangConfig
 from spmd_rl.distributed import processes
-from spmd_rl.distributed.beats import STOPPED_SECONDS, Beat, Pulse
+from spmd_rl.distributed.beats import STOPPED_SECONDS, Beat, Legacy, Pulse
 from spmd_rl.distributed.clock import Clock, Expired, Sight, ranks_named
 from spmd_rl.distributed.hang_report import Standing, judge, report
 from spmd_rl.distributed.whereabouts import WAITS, move
@@ -37,9 +37,8 @@ _QUICK_SECONDS = 0.1
 _ANSWER_SECONDS = 2.5
 """So long the ranks have to write their stacks before the report is made without them."""
 _STORE_SECONDS = 5.0
-_DUMP = signal.SIGUSR2
-"""Makes a process write its stacks from the signal handler, which needs nothing of Python."""
-_DUMP_SECONDS = 0.3
+_SUSPECT_SECONDS = 2.5
+"""A rank whose last beat is older is looked at from outside; it is silent when it does not answer either."""
 _LOST = 1.5
 """A rank that cannot reach the store leaves by itself after so many hang.silent_seconds: later than it is reported."""
 
@@ -62,10 +61,8 @@ class Watch:
         self._store = dist.PrefixStore("hang", world.store).clone()  # a connection of its own
         self._store.set_timeout(timedelta(seconds=_STORE_SECONDS))
         self._where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-        self._descriptor = os.memfd_create("stacks") if hasattr(os, "memfd_create") else -1
-        if self._descriptor >= 0:
-            faulthandler.register(_DUMP, file=self._descriptor, all_threads=True)
-        self._pulse = Pulse(self.rank, self._descriptor)
+        self._legacy = Legacy(signal.SIGUSR2)
+        self._pulse = Pulse(self.rank, self._legacy.stacks, self._legacy.place)
         now = time.monotonic()
         self._clock = Clock(config, self.size, now, least_seconds)
         self._here: set[int] = set()
@@ -122,10 +119,9 @@ class Watch:
         if not self._keeper.beat.process and not store.check(["exit"]):  # rank 0 has not begun
             return _QUICK_SECONDS
         clock, request, asked, leave = store.multi_get(["clock", "request", "asked", "exit"])
-        if request and request.decode() != self._answered:
-            self._answer(request.decode())
+        self._answer(request.decode())
         if leave:
-            self._leave(json.loads(leave))
+            _exit(leave.decode())
         if self._asked:
             store.set("asked", self._asked)
             asked, self._asked = self._asked.encode(), ""
@@ -176,35 +172,34 @@ class Watch:
         """Have all ranks write their stacks, say what is wrong, and end the run if that is wanted."""
         stamp = datetime.now().strftime("%Y%m%d_%H%M%S")
         place = _made((self.directory or Path(tempfile.gettempdir()) / "spmd_rl") / "hang" / stamp)
-        seen, silent = self._clock.seen, set(expired.silent)
-        living = sorted(set(seen) - silent)
+        seen = self._clock.seen
+        suspects = set(expired.silent) | {r for r in seen if seen[r].silent_seconds(found) > _SUSPECT_SECONDS}
         by_machine: dict[str, list[int]] = {}
-        for rank in living:
+        for rank in sorted(set(seen) - suspects):
             by_machine.setdefault(seen[rank].beat.machine, []).append(rank)
-        request = {"id": f"{stamp} {self.rank}", "directory": str(place), "examine": []}
-        for rank in sorted(silent):
-            if near := by_machine.get(seen[rank].beat.machine):
-                request["examine"].append({"by": near[0], "beat": msgspec.to_builtins(seen[rank].beat)})
-        self._store.set("request", json.dumps(request))
-        self._answer(json.dumps(request))
-        answers = self._answers(request["id"], living, found + _ANSWER_SECONDS)
-        told = {int(rank): told for answer in answers.values() for rank, told in answer.items()}
-        now = time.monotonic()
-        standings = [
-            Standing(
-                sight.beat,
-                sight.still_seconds(now),
-                sight.silent_seconds(now),
-                rank in silent,
-                told[rank]["state"] if rank in told else None,
-                len(by_machine.get(sight.beat.machine, ())),
-            )
-            for rank, sight in sorted(seen.items())
+        examine = [
+            {"by": near[0], "beat": msgspec.to_builtins(seen[rank].beat)}
+            for rank in sorted(suspects)
+            if (near := by_machine.get(seen[rank].beat.machine))
         ]
+        asked = set(seen) - set(expired.silent)
+        answers = self._ask({"directory": str(place), "examine": examine}, asked, found + _ANSWER_SECONDS)
+        told = {int(rank): told for answer in answers.values() for rank, told in answer.items()}
+        silent = (suspects - set(answers)) | set(expired.silent)
+        now = time.monotonic()
+        standings = []
+        for rank, sight in sorted(seen.items()):
+            beat, still = sight.beat, sight.still_seconds(now)
+            if rank in told and rank in silent:
+                beat = msgspec.convert(told[rank]["beat"], Beat)
+                still = beat.seconds if beat.since != sight.beat.since else still
+            neighbours = len(by_machine.get(beat.machine, ()))
+            state = told[rank]["state"] if rank in told else None
+            standings.append(Standing(beat, still, sight.silent_seconds(now), rank in silent, state, neighbours))
         verdict = judge(standings)
         stacks = {rank: answer["stack"] for rank, answer in told.items()}
         late = expired.late_seconds + now - found
-        missing = sorted(set(living) - set(answers))
+        missing = sorted(asked - silent - set(answers))
         end = f"reported {late:.1f} s after the deadline"
         if missing:
             end += f"; {ranks_named(missing)} wrote no stacks"
@@ -216,18 +211,25 @@ class Watch:
         self._say(text, place)
         _write(place / "places.json", json.dumps([msgspec.to_builtins(one.beat) for one in standings], indent=1))
         if self.config.action == "abort":
-            order = {"why": f"hang: {expired.reason}; {'; '.join(verdict.words)}", "examine": request["examine"]}
-            self._store.set("exit", json.dumps(order))
+            # First what can't leave by itself, and what torchrun would wait for: it ends all when the first has left.
+            dead = [one for one in examine if one["beat"]["rank"] in silent]
+            self._ask({"kill": dead}, {one["by"] for one in dead}, time.monotonic() + _PERIOD_SECONDS)
+            why = f"hang: {expired.reason}; {'; '.join(verdict.words)}"
+            self._store.set("exit", why)
             time.sleep(2 * _QUICK_SECONDS)  # for the others to be as far
-            self._leave(order)
+            _exit(why)
         self._store.set("request", "")
         self._answered = ""
 
-    def _answers(self, name: str, ranks: Sequence[int], deadline: float) -> dict[int, dict[str, Any]]:
+    def _ask(self, request: dict[str, Any], ranks: set[int], deadline: float) -> dict[int, dict[str, Any]]:
+        """Have all ranks do something; the answers of `ranks` that came in time."""
+        request["id"] = name = f"{self.rank} {time.monotonic()}"
+        self._store.set("request", json.dumps(request))
+        self._answer(json.dumps(request))
         found: dict[int, dict[str, Any]] = {}
         while True:
-            for rank in ranks:
-                if rank not in found and self._store.check([f"answer/{name}/{rank}"]):
+            for rank in sorted(ranks - set(found)):
+                if self._store.check([f"answer/{name}/{rank}"]):
                     found[rank] = json.loads(self._store.get(f"answer/{name}/{rank}"))
             if len(found) == len(ranks) or time.monotonic() > deadline:
                 return found
@@ -244,33 +246,46 @@ class Watch:
     # Every rank
 
     def _answer(self, text: str) -> None:
-        """Write the stacks of this process, and of silent ones nearby; say in the store that it is done."""
-        request = json.loads(text)
+        """Do what the keeper of the clock asks, once; say in the store that it is done."""
         if self._answered == text:
             return
         self._answered = text
-        place = Path(request["directory"])
-        beat = self._pulse.beat()
+        if not text:
+            return
+        request = json.loads(text)
+        for one in request.get("kill", ()):
+            if one["by"] == self.rank:
+                processes.end_with_descendants(one["beat"]["process"], one["beat"].get("begun", 0))
+        examined = {}
+        if "directory" in request:
+            place = Path(request["directory"])
+            self._write_stacks(place)
+            for one in request["examine"]:
+                if one["by"] == self.rank:
+                    beat = msgspec.convert(one["beat"], Beat)
+                    examined[beat.rank] = self._look_at(beat, place)
+        self._store.set(f"answer/{request['id']}/{self.rank}", json.dumps(examined))
+
+    def _write_stacks(self, place: Path) -> None:
         try:
-            with open(place / f"rank_{self.rank:05d}.txt", "w", encoding="utf-8") as file:
-                file.write(_header(beat))
+            with open(place / _stacks_file(self.rank), "w", encoding="utf-8") as file:
+                file.write(_header(self._pulse.beat()))
                 file.flush()
                 faulthandler.dump_traceback(file, all_threads=True)
         except OSError:
             pass  # the directory is another node's
-        examined = {}
-        for one in request["examine"]:
-            if one["by"] == self.rank:
-                other = msgspec.convert(one["beat"], Beat)
-                examined[other.rank] = _examine(other, place)
-        self._store.set(f"answer/{request['id']}/{self.rank}", json.dumps(examined))
 
-    def _leave(self, order: dict[str, Any]) -> None:
-        """End this process and all it has started, and the silent ones nearby, which torchrun would wait for."""
-        for one in order["examine"]:
-            if one["by"] == self.rank:
-                processes.end_with_descendants(one["beat"]["process"], one["beat"].get("begun", 0))
-        _exit(order["why"])
+    def _look_at(self, last: Beat, place: Path) -> dict[str, Any]:
+        """Look at a process of this machine that gives no sign of life."""
+        state, beat, stack = processes.state(last.process, last.begun), last, ""
+        if state != processes.GONE:
+            beat = self._legacy.place_of(last)
+            stack = "" if state in processes.STOPPED else self._legacy.stacks_of(last)
+        words = "\n".join(last.stack)
+        now = stack or "(nothing)"
+        text = f"{_header(beat)}process state {state or 'gone'}\n\nin its last beat:\n{words}\n\nnow:\n{now}\n"
+        _write(place / _stacks_file(last.rank), text)
+        return {"state": state, "stack": stack, "beat": msgspec.to_builtins(beat)}
 
     # The thread that knows when the store was heard of last
 
@@ -291,7 +306,7 @@ class Watch:
         beat = self._pulse.beat()
         why = (
             f"rank {self.rank} has not reached the launcher's store at {self._where} for "
-            f"{late + _LOST * self.config.silent_seconds:.0f} s: that node is gone, or the link of this one ({beat.host})"
+            f"{late + _LOST * self.config.silent_seconds:.0f} s: that node is gone, or this one's link ({beat.host})"
         )
         _to_stderr(f"\nhang: {why}\n\n" + _header(beat) + "\n".join(f"  {line}" for line in beat.stack) + "\n")
         if self.config.action == "abort":
@@ -313,21 +328,8 @@ def reporting_timeouts(act: Callable[..., Any]) -> Callable[..., Any]:
     return acting
 
 
-def _examine(beat: Beat, place: Path) -> dict[str, str]:
-    """Look at a process of this machine that gives no sign of life."""
-    state, stack = processes.state(beat.process, beat.begun), ""
-    if state not in (processes.GONE, *processes.STOPPED) and beat.descriptor >= 0:
-        try:
-            os.kill(beat.process, _DUMP)
-            time.sleep(_DUMP_SECONDS)
-            stack = Path(f"/proc/{beat.process}/fd/{beat.descriptor}").read_text(errors="replace")
-        except OSError:
-            pass
-    last = "\n".join(beat.stack)
-    now = stack or "(it wrote nothing)"
-    text = f"{_header(beat)}process state {state or 'gone'}\n\nits last words:\n{last}\n\non a signal:\n{now}\n"
-    _write(place / f"rank_{beat.rank:05d}.txt", text)
-    return {"state": state, "stack": stack}
+def _stacks_file(rank: int) -> str:
+    return f"rank_{rank:05d}.txt"
 
 
 def _header(beat: Beat) -> str:

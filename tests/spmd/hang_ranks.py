@@ -53,7 +53,9 @@ class Stuck:
 def main(asked: dict[str, Any]) -> None:
     world = worlds.start(current("cpu"), 600)
     watch = Watch(HangConfig(**asked["hang"]), world, Path(asked["directory"]))
-    pool = GraderPool({asked["rule"]: 1.0}, timeout_seconds=600) if world.rank == asked["rank"] and asked["rule"] else None
+    pool = (
+        GraderPool({asked["rule"]: 1.0}, timeout_seconds=600) if world.rank == asked["rank"] and asked["rule"] else None
+    )
     stuck = getattr(Stuck(pool), asked["kind"], None)
     commands = Commands(world, 600)
 
