@@ -38,8 +38,8 @@ class Clock:
     """A run hangs when no rank has got on for the deadline of what it is at, or a rank gives no sign of life.
 
     All ranks do the same verbs: one that is stuck soon keeps all others waiting, so a run in which any rank gets on
-    does not hang. Times are of one clock of the caller's, in seconds. `least_seconds`: a deadline that is not configured
-    is never shorter.
+    does not hang. Times are of one clock of the caller's, in seconds. `least_seconds`: a deadline that is not
+    configured is never shorter.
     """
 
     def __init__(self, config: HangConfig, size: int, now: float, least_seconds: float = 0.0) -> None:

@@ -160,7 +160,7 @@ class GraderPool:
         while not self._changed.wait_for(
             lambda: self._unscored == 0 or self._failure or self._closing, _SAYING_SECONDS
         ):
-            doing = self._oldest() or "waits for the graders"
+            doing = self._oldest() or "graders are being started"
             if here().doing != doing:
                 move(doing=doing)
         if here().doing != outer:

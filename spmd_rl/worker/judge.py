@@ -54,12 +54,12 @@ class Judge:
             [store.texts[i] for i in ids],
         )
         groups: dict[int, list[int]] = defaultdict(list)
-        for at, sample in enumerate(ids):
-            groups[id(store.prompts[sample])].append(at)
+        for number, sample in enumerate(ids):
+            groups[id(store.prompts[sample])].append(number)
         store.read = {}
         for members in groups.values():
-            shared = max(1, len(commonprefix([read[at] for at in members])))
-            store.read |= {ids[at]: (shared, torch.tensor(read[at])) for at in members}
+            shared = max(1, len(commonprefix([read[number] for number in members])))
+            store.read |= {ids[number]: (shared, torch.tensor(read[number])) for number in members}
         return [(sample, shared, len(tokens) - shared) for sample, (shared, tokens) in store.read.items()]
 
     def judge(
