@@ -85,16 +85,18 @@ class Clock:
         return self.seen[min(self.seen)].beat
 
     def deadline(self, phase: str, verb: str = "") -> tuple[float, str]:
-        """Seconds, and where they come from."""
+        """Seconds, and whose they are and where they come from."""
         for name in (verb, phase):
             if name in self.config.deadline_seconds:
-                return self.config.deadline_seconds[name], f"hang.deadline_seconds of {name}"
+                return self.config.deadline_seconds[name], f"{name} (hang.deadline_seconds)"
         if phase in self.longest:
             learned = self.config.factor * self.longest[phase]
             if learned > self.least_seconds:
-                return learned, f"{self.config.factor:g} times its longest stillness so far"
-            return self.least_seconds, "hang.minimum_seconds"
-        return max(self.config.first_seconds, self.least_seconds), "hang.first_seconds: it was never seen to end"
+                return learned, f"{phase} ({self.config.factor:g} times its longest stillness so far)"
+            return self.least_seconds, f"{phase} (hang.minimum_seconds)"
+        return max(
+            self.config.first_seconds, self.least_seconds
+        ), f"{phase} (hang.first_seconds: it never ended before)"
 
     def expired(self, now: float) -> Expired | None:
         """The deadline that has passed, told once until something changes."""
@@ -113,10 +115,10 @@ class Clock:
         still = min(sight.still_seconds(now) for sight in self.seen.values())
         at_work = [sight.beat for sight in self.seen.values() if not sight.beat.doing.startswith(WAITS)]
         phases = {(beat.phase, beat.verb) for beat in at_work or [self._main()]}
-        (deadline, source), (phase, _) = max((self.deadline(*one), one) for one in phases)
+        deadline, source = max(self.deadline(*one) for one in phases)
         if still <= deadline:
             return None
-        reason = f"no rank has got on for {deadline:g} s, the deadline of {phase!r} ({source})"
+        reason = f"no rank has got on for {deadline:g} s, the deadline of {source}"
         return self._once("still", Expired(reason, still - deadline))
 
     def _once(self, what: object, expired: Expired) -> Expired | None:

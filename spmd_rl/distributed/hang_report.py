@@ -167,7 +167,7 @@ def table(standings: Sequence[Standing], culprits: Sequence[int]) -> list[str]:
         silent = f"; no sign of life for {max(one.silent_seconds for one in group):.0f} s" if first.silent else ""
         mark = "   <- look here first" if first.beat.rank in culprits else ""
         waits = " waits in" if len(group) == 1 else " wait in"
-        verb = waits if first.beat.waits or first.beat.doing.startswith(WAITS) else " in"
+        verb = waits if first.beat.waits and not first.beat.doing.startswith(WAITS) else " in"
         lines.append(f"{who}{verb} {words}, for {time}{silent}{mark}")
     if len(ordered) > 2 * MOST_LINES:
         rest = [one for group in ordered[2 * MOST_LINES :] for one in group]
@@ -186,7 +186,7 @@ def _words(beat: Beat) -> str:
         at += f" ({beat.verb})"
     if beat.doing:
         at += f": {beat.doing}"
-    return f"{at} [{beat.waits}]" if beat.waits else at
+    return f"{at} [{beat.waits}]" if beat.waits and not beat.doing.startswith(WAITS) else at
 
 
 def report(
