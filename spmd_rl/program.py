@@ -29,6 +29,7 @@ from spmd_rl.controller.run_log import CHECKPOINTS, RunLog, require_wandb_key
 from spmd_rl.data.order import PromptOrder
 from spmd_rl.distributed.asked import listen
 from spmd_rl.distributed.environment import local_rank_from_environment, rank_from_environment, size_from_environment
+from spmd_rl.distributed.whereabouts import at
 
 USER_ERROR = 2
 
@@ -72,8 +73,9 @@ def launch(
         settings = configure(sys.argv[1:] if arguments is None else arguments)
     _exit_on_signals(before_exit)
     from spmd_rl.distributed.peers import naming_peers
+    from spmd_rl.distributed.watch import reporting_timeouts
 
-    record(hiding_secrets(naming_peers(live)))(settings)
+    record(hiding_secrets(naming_peers(reporting_timeouts(live))))(settings)
 
 
 def hiding_secrets(act: Callable[[Any], None]) -> Callable[[Any], None]:
@@ -140,9 +142,11 @@ def run(config: Config, shape: ModelShape, tell: Tell) -> None:
         applied = apply_all(megatron_core.PATCHES + vllm.PATCHES, platform.name)
         model_options(config.model.path, shape, config.rollout.block_tokens, platform)
         _check_weights(config, shape)
-        loaded = _read_prompts(config)
-        readers = _read_reward_models(config, loaded)
-        pool = start_graders(config, loaded.prompts["train"][0])
+        with at("reads the prompts"):
+            loaded = _read_prompts(config)
+            readers = _read_reward_models(config, loaded)
+        with at("starts the graders"):
+            pool = start_graders(config, loaded.prompts["train"][0])
         from spmd_rl.distributed import world as worlds
 
         world = worlds.start(platform, config.run.collective_timeout_seconds)
@@ -150,7 +154,9 @@ def run(config: Config, shape: ModelShape, tell: Tell) -> None:
 
         run_dir = Path(config.run.dir or f"runs/{config.run.name}")
         faults = _faults(config, run_dir, world.rank)
-        resumed, said = resume_point(config, run_dir, world)
+        watch = watch_ranks(config, world, run_dir)
+        with at("looks for a checkpoint to go on from"):
+            resumed, said = resume_point(config, run_dir, world)
     except ValueError as error:
         _refuse(error)
     from spmd_rl.worker.worker import Worker
@@ -161,7 +167,8 @@ def run(config: Config, shape: ModelShape, tell: Tell) -> None:
     try:
         worker = Worker(config, shape, platform, world, loaded.prompts, loaded.tokenizer, pool, readers)
         if resumed is not None:
-            worker.saving.load(resumed.path, config.checkpoint.load == "weights")
+            with at(f"loads {resumed.path}"):
+                worker.saving.load(resumed.path, config.checkpoint.load == "weights")
         if faults is not None:
             faults.attach(worker)
     except ValueError as error:
@@ -186,10 +193,21 @@ def run(config: Config, shape: ModelShape, tell: Tell) -> None:
                 log.note(str(asked))
         ranks.stop()
 
-    attend(worker, world, config.run.control_timeout_seconds, control)
+    attend(worker, world, config.run.control_timeout_seconds, control, watch)
 
 
-def attend(worker: Any, world: Any, control_timeout_seconds: float, control: Callable[[Any], None]) -> None:
+def watch_ranks(config: Config, world: Any, directory: Path | None) -> Any:
+    """What finds a hang; None where the configuration wants none. `directory`: where a report goes."""
+    from spmd_rl.distributed.watch import Watch
+
+    # A grader may take its time; only a deadline that was set is shorter.
+    least = 2 * config.reward.timeout_seconds if config.reward.rules else 0.0
+    return None if config.hang.action == "off" else Watch(config.hang, world, directory, least)
+
+
+def attend(
+    worker: Any, world: Any, control_timeout_seconds: float, control: Callable[[Any], None], watch: Any = None
+) -> None:
     """Rank 0 tells the story, which ends with the verb stop; the others serve; then all leave together."""
     from spmd_rl.distributed.commands import Commands
 
@@ -204,6 +222,8 @@ def attend(worker: Any, world: Any, control_timeout_seconds: float, control: Cal
     import torch.distributed as dist
 
     dist.barrier(group=world.control)
+    if watch is not None:
+        watch.close()
     worker.close()
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -7,6 +7,7 @@ from typing import Any
 ALWAYS = (
     "run.",
     "checkpoint.",
+    "hang.",
     "parallel.",
     "evaluation.",
     "rollout.tensor",

@@ -25,7 +25,7 @@ METRICS = "metrics.jsonl"
 EVALUATIONS = "evaluations"
 CHECKPOINTS = "checkpoints"
 WRITTEN_HERE = (
-    *("config.yaml", METRICS, "run.log", SAMPLES, EVALUATIONS, "tensorboard", "wandb", "hf", "report"),
+    *("config.yaml", METRICS, "run.log", SAMPLES, EVALUATIONS, "tensorboard", "wandb", "hf", "report", "hang"),
     CHECKPOINTS,
 )
 

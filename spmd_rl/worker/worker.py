@@ -17,7 +17,7 @@ from spmd_rl.distributed.commands import Commands
 from spmd_rl.distributed.exchange import exchange
 from spmd_rl.distributed.layout import RolloutLayout, TrainLayout
 from spmd_rl.distributed.verb import verb
-from spmd_rl.distributed.whereabouts import move
+from spmd_rl.distributed.whereabouts import at, move
 from spmd_rl.distributed.world import World
 from spmd_rl.platforms.platform import Platform
 from spmd_rl.rewards.pool import GraderPool
@@ -63,6 +63,7 @@ class Worker:
         self.judges = {
             name: Judge(config, name, reader, self.trainer, world) for name, reader in (readers or {}).items()
         }
+        move(doing="starts vLLM")
         self.engine = Engine(
             config.model.path,
             shape,
@@ -78,6 +79,7 @@ class Worker:
             config.model.trust_remote_code,
         )
         self.engine.sleep()
+        move(doing="plans the refresh")
         bucket = config.rollout.refresh_bucket_mib
         self.residency = Residency(
             self.trainer,
@@ -102,6 +104,7 @@ class Worker:
         self.rollouts = Rollouts(
             self.engine, self.rollout_layout, world.rank, prompts, tokenizer, pool, self.store, config.run.seed
         )
+        move(doing="")
         self.packs: list[list[Packed]] = []
         self.peaks = {"start": platform.peak_memory_bytes()}
         self.done = False
@@ -172,7 +175,8 @@ class Worker:
             to_wire(made for made in mine if routes[made.id] == self.train_layout.coords(rank).data)
             for rank in range(self.world.size)
         ]
-        incoming, sent = exchange(outgoing, self.world.payload)
+        with at("exchanges samples"):
+            incoming, sent = exchange(outgoing, self.world.payload)
         self.store.training = {sample.id: sample for wire in incoming for sample in from_wire(wire)}
         held = self.store.training
         self.packs = [

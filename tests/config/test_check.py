@@ -118,6 +118,8 @@ def test_the_defaults_have_no_problem(problems):
         ("--reward.rules", "reward.rules = {}", "every reward would be 0"),
         ("--reward.rules math_answer nan", "reward.rules", "the weight of math_answer is nan"),
         ("--train.learning_rate inf", "train.learning_rate = inf", "not a finite number"),
+        ("--hang.deadline_seconds rollout 0", "hang.deadline_seconds rollout = 0.0", "must be above 0"),
+        ("--hang.silent_seconds 1", "hang.silent_seconds = 1.0", "once a second"),
         ("--rollout.temperature 0", "rollout.temperature = 0.0", "must be above 0"),
     ],
 )
