@@ -63,8 +63,8 @@ def rows(run_dir: Path) -> list[dict[str, Any]]:
     ]
 
 
-def largest_gap(run_a: Path, run_b: Path, steps: range = Everything) -> tuple[float, str]:
-    """The largest relative difference of a metric or a parameter, and which it is.
+def largest_gap(run_a: Path, run_b: Path, steps: range = Everything, weights: bool = True) -> tuple[float, str]:
+    """The largest relative difference of a metric or, with `weights`, a parameter, and which it is.
 
     Of a metric |a - b| / max(|a|, |b|), where one is above 1e-6; of a parameter the norm of the difference by the norm
     of the parameter.
@@ -79,7 +79,7 @@ def largest_gap(run_a: Path, run_b: Path, steps: range = Everything) -> tuple[fl
             size = max(abs(one or 0.0), abs(other or 0.0))
             if size > 1e-6:
                 worst = max(worst, (abs((one or 0.0) - (other or 0.0)) / size, f"{name} of step {key[0]}"))
-    here, there = (_parameters(Path(run)) for run in (run_a, run_b))
+    here, there = (_parameters(Path(run)) if weights else {} for run in (run_a, run_b))
     for name in here.keys() & there.keys():
         one, other = here[name].values(), there[name].values()
         if one is not None and other is not None and one.shape == other.shape:

@@ -5,6 +5,9 @@ is asynchronous: the call returns when a copy of the process (a fork) has the st
 goes on.
 """
 
+import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ from megatron.core.dist_checkpointing.strategies.fully_parallel import (
     FullyParallelSaveStrategyWrapper,
 )
 
+from spmd_rl.distributed.dying import die_with, die_with_parent
 from spmd_rl.training.model import PolicyModel
 from spmd_rl.training.optimizer import PolicyOptimizer
 from spmd_rl.weights.checkpoint_files import Checkpoint
@@ -53,6 +57,8 @@ class TrainingState:
             async_sharded_save=True,
             content_metadata=CONTENT | _OPTIMIZER,
         )
+        if request.async_fn is not None:
+            request = request._replace(async_fn=partial(_as_writer, os.getpid(), request.async_fn))
         self._calls.schedule_async_request(request)
 
     def finish_save(self, wait: bool) -> bool:
@@ -85,3 +91,12 @@ class TrainingState:
         models = state["model"] if "model" in state else dict(state)
         state["optimizer"] = self._optimizer.optimizer.sharded_state_dict(models, is_loading=loading, metadata=metadata)
         return state
+
+
+def _as_writer(rank: int, write: Callable[..., None], *arguments: Any, **options: Any) -> None:
+    """Write in a forked process. It and the processes that it forks end with the rank: another attempt of the run
+    writes the same files anew, and one that was left behind would write into them.
+    """
+    die_with(rank)
+    os.register_at_fork(after_in_child=die_with_parent)
+    write(*arguments, **options)
