@@ -15,6 +15,7 @@ def die_with(parent: int) -> None:
         os._exit(1)
 
 
-def die_with_parent() -> None:
-    """`die_with` for a process that was forked just now."""
-    die_with(os.getppid())
+def die_with_all(parent: int) -> None:
+    """`die_with`, for this process and for those that it will fork."""
+    die_with(parent)
+    os.register_at_fork(after_in_child=lambda: die_with(os.getppid()))

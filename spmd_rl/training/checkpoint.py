@@ -22,7 +22,7 @@ from megatron.core.dist_checkpointing.strategies.fully_parallel import (
     FullyParallelSaveStrategyWrapper,
 )
 
-from spmd_rl.distributed.dying import die_with, die_with_parent
+from spmd_rl.distributed.dying import die_with_all
 from spmd_rl.training.model import PolicyModel
 from spmd_rl.training.optimizer import PolicyOptimizer
 from spmd_rl.weights.checkpoint_files import Checkpoint
@@ -97,6 +97,5 @@ def _as_writer(rank: int, write: Callable[..., None], *arguments: Any, **options
     """Write in a forked process. It and the processes that it forks end with the rank: another attempt of the run
     writes the same files anew, and one that was left behind would write into them.
     """
-    die_with(rank)
-    os.register_at_fork(after_in_child=die_with_parent)
+    die_with_all(rank)
     write(*arguments, **options)
