@@ -331,8 +331,10 @@ def test_a_checkpoint_of_one_layout_goes_on_in_another_with_the_same_loss(start)
                 [{name: sum(rank[step]["sums"].get(name, 0.0) for rank in each) for name in SUMS} for step in (0, 1)]
             )
             index += 1
+        assert abs(found[0][0]["actor/kl_loss"] - found[0][1]["actor/kl_loss"]) > 1e-3, "the steps are too small"
         for layout, steps in zip(layouts[1:], found[1:], strict=True):
-            for step in (0, 1):  # the second also depends on the optimizer's state
+            # The second also depends on the optimizer's state: both moments, and its count of steps.
+            for step in (0, 1):
                 gaps = {name: abs(steps[step][name] - found[0][step][name]) for name in SUMS}
                 print(f"{family} {layouts[0]} -> {layout}, step {step + 1}: {gaps}")
                 assert max(gaps["actor/pg_loss"], gaps["actor/kl_loss"]) < 1e-5, f"{family} {layout} {gaps}"

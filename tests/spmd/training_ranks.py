@@ -134,12 +134,12 @@ def go_on(case, trainer, shard, world) -> dict:
 
     saving, directory = Saving(trainer, shard, world), Path(case["checkpoint"])
     if case["begins"]:
-        step(1e-2)
+        step(1e-3)
         saving.begin(directory)
         assert saving.progress(wait=True)["failed"] is None
     else:
         saving.load(directory, only_weights=False)
-    return {"steps": [step(1e-2), step(1e-2)]}
+    return {"steps": [step(1e-3), step(1e-3)]}
 
 
 def score(case, trainer, shard) -> dict:
