@@ -12,17 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from megatron.core import dist_checkpointing, parallel_state
-from megatron.core.dist_checkpointing.serialization import (
-    get_default_load_sharded_strategy,
-    get_default_save_sharded_strategy,
-)
+from megatron.core.dist_checkpointing.serialization import get_default_load_sharded_strategy
 from megatron.core.dist_checkpointing.strategies.async_utils import AsyncCallsQueue
 from megatron.core.dist_checkpointing.strategies.fully_parallel import (
     FullyParallelLoadStrategyWrapper,
     FullyParallelSaveStrategyWrapper,
 )
+from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
 
 from spmd_rl.distributed.dying import die_with_all
+from spmd_rl.training.checkpoint_pieces import save_own_pieces
 from spmd_rl.training.model import PolicyModel
 from spmd_rl.training.optimizer import PolicyOptimizer
 from spmd_rl.weights.checkpoint_files import Checkpoint
@@ -38,6 +37,13 @@ class TrainingState:
         self._policy, self._optimizer = policy, optimizer
         self._group = parallel_state.get_data_parallel_group(with_context_parallel=True)
         self._calls = AsyncCallsQueue(persistent=False)
+        for inner in optimizer.distributed:
+            save_own_pieces(inner)
+        # Who writes what is the same in every save: agreed upon in the first, and kept.
+        self._strategy = FullyParallelSaveStrategyWrapper(
+            TorchDistSaveShardedStrategy("torch_dist", 1, cached_metadata=True), self._group, do_cache_distribution=True
+        )
+        self._saved_before = False
 
     def bytes(self) -> int:
         """What this rank writes, about: its share of the weights, and of float32 parameters and two moments of each."""
@@ -47,16 +53,15 @@ class TrainingState:
 
     def begin_save(self, directory: Path) -> None:
         """Save into a directory that exists and is empty. Complete when `finish_save` says so."""
-        strategy = FullyParallelSaveStrategyWrapper(
-            get_default_save_sharded_strategy("torch_dist", 1), self._group, do_cache_distribution=True
-        )
         request = dist_checkpointing.save(
             self._sharded(loading=False),
             str(directory),
-            strategy,
+            self._strategy,
+            validate_access_integrity=not self._saved_before,
             async_sharded_save=True,
             content_metadata=CONTENT | _OPTIMIZER,
         )
+        self._saved_before = True
         if request.async_fn is not None:
             request = request._replace(async_fn=partial(_as_writer, os.getpid(), request.async_fn))
         self._calls.schedule_async_request(request)

@@ -43,6 +43,8 @@ class Saving:
             (directory / WEIGHTS).mkdir()
         dist.barrier(group=self._world.payload)
         (directory / _rank_file(self._world.rank)).write_text(json.dumps(_generators()))
+        # They are made anew in the next step. A fork that had them would keep them in memory until it has written.
+        self._trainer.gradients.release()
         self._state.begin_save(directory / WEIGHTS)
 
     def progress(self, wait: bool) -> dict[str, Any]:

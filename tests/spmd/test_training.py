@@ -128,7 +128,7 @@ SCORING = {
 GOES_ON = {
     1: {},
     2: {"llama": [tp(2), pp(2), {}, cp(2)], "qwen3_moe": [ep(2), pp(2), tp(2, expert=2)]},
-    4: {"llama": [tp(2, pipeline=2), {}, tp(2), pp(4)]},
+    4: {"llama": [tp(2, pipeline=2), {}, tp(2), pp(4)], "qwen2_moe": [{}, tp(2, expert=4), ep(2, pipeline=2)]},
 }
 
 
