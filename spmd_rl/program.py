@@ -28,7 +28,12 @@ from spmd_rl.controller.keeper import Preempted
 from spmd_rl.controller.run_log import CHECKPOINTS, RunLog, require_wandb_key
 from spmd_rl.data.order import PromptOrder
 from spmd_rl.distributed.asked import listen
-from spmd_rl.distributed.environment import local_rank_from_environment, rank_from_environment, size_from_environment
+from spmd_rl.distributed.environment import (
+    local_rank_from_environment,
+    rank_from_environment,
+    restarts_from_environment,
+    size_from_environment,
+)
 from spmd_rl.distributed.whereabouts import at
 
 USER_ERROR = 2
@@ -69,6 +74,8 @@ def launch(
     _quieten()
     from torch.distributed.elastic.multiprocessing.errors import record
 
+    # Importing and building make millions of objects that stay: looking for garbage among them takes seconds.
+    gc.disable()
     with refusing():
         settings = configure(sys.argv[1:] if arguments is None else arguments)
     _exit_on_signals(before_exit)
@@ -161,6 +168,8 @@ def run(config: Config, shape: ModelShape, tell: Tell) -> None:
         _refuse(error)
     from spmd_rl.worker.worker import Worker
 
+    gc.freeze()
+    gc.enable()
     lines = applied + loaded.notes + notes(config, world.size) + said
     lines += [f"reward model {name}: reads {reader.described()}" for name, reader in readers.items()]
     log = _start_log(config, run_dir, world.size, lines, resumed) if world.rank == 0 else None
@@ -214,6 +223,7 @@ def attend(
     # All that exists now lives as long as the run; a full collection would look at it each time, for 0.1 s or more.
     gc.collect()
     gc.freeze()
+    gc.enable()
     commands = Commands(world, control_timeout_seconds)
     if world.rank:
         worker.serve(commands)
@@ -340,6 +350,7 @@ def _start_log(config: Config, run_dir: Path, world_size: int, lines: list[str],
         world_size,
         resumed.step if same_run else None,
         resumed.state().get("identity") if same_run else None,
+        restarts_from_environment(),
     )
     (log.run_dir / "config.yaml").write_text(dump(config))
     for line in lines:

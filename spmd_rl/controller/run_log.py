@@ -45,7 +45,9 @@ class RunLog:
 
     What an earlier run left in `run_dir` is moved to `run_dir`/earlier/. With `resumed`, a number of steps, the run
     that is there goes on after these, and only what it did later is moved; `identity` is what the property of that name
-    was then. Raises ValueError when W&B cannot be reached as the configuration asks.
+    was then. `restarts`: how often torchrun has started the ranks again. After a continuation or restart the next row
+    has restart/count, restart/lost_steps and restart/lost_seconds, of steps whose rows were moved. Raises ValueError
+    when W&B cannot be reached as the configuration asks.
     """
 
     def __init__(
@@ -55,12 +57,15 @@ class RunLog:
         world_size: int,
         resumed: int | None = None,
         identity: Mapping[str, str] | None = None,
+        restarts: int = 0,
     ):
         self.config = config
         self.run_dir = Path(run_dir)
         self.world_size = world_size
         if config.run.wandb == "online":
             require_wandb_key()
+        again = resumed is not None or restarts > 0
+        lost = _lost(self.run_dir, resumed or 0) if again else (0, 0.0)
         moved = _set_aside(self.run_dir) if resumed is None else _set_later_aside(self.run_dir, resumed)
         (self.run_dir / SAMPLES).mkdir(parents=True, exist_ok=True)
         self._text = open(self.run_dir / "run.log", "w" if resumed is None else "a", encoding="utf-8")
@@ -77,6 +82,8 @@ class RunLog:
             self._sinks.append(online)
             self._identity["wandb"] = online.run.id
         self._values: dict[str, list[float]] = defaultdict(list)
+        # The next row has these too.
+        self._once: dict[str, float] = {}
         self._open_phases: list[_Phase] = []
         self._skipped = 0
         self._closed = False
@@ -90,6 +97,10 @@ class RunLog:
         if moved:
             what = "what an earlier run had left there" if resumed is None else f"what it had done after step {resumed}"
             self.note(f"{what} is in {moved}")
+        if again:
+            self._once = {"restart/count": restarts, "restart/lost_steps": lost[0], "restart/lost_seconds": lost[1]}
+            started = f"torchrun has started the ranks again {restarts} times; " if restarts else ""
+            self.note(f"{started}lost: {lost[0]} steps ({lost[1]:.1f} s), and what was under way")
 
     @property
     def identity(self) -> dict[str, str]:
@@ -143,6 +154,8 @@ class RunLog:
         metrics = {name: combine(name, values) for name, values in self._values.items()}
         sequences = self.config.train.prompts_per_step * self.config.algorithm.samples_per_prompt
         metrics |= tokens_per_second(metrics, sequences, self.world_size)
+        metrics |= self._once
+        self._once = {}
         self._values.clear()
         self._rows.append({"step": step, **metrics})
         self._write(step, metrics)
@@ -281,13 +294,29 @@ def require_wandb_key() -> None:
         )
 
 
+def _lost(run_dir: Path, step: int) -> tuple[int, float]:
+    """Whole steps that the run had done after `step`, and the seconds from then to the end of the last of them."""
+    metrics = run_dir / METRICS
+    lines = metrics.read_text(encoding="utf-8").splitlines(keepends=True) if metrics.exists() else []
+    done = [json.loads(line) for line in lines if line.endswith("\n")]
+    later = [row for row in done if row["step"] > step]
+    if not later:
+        return 0, 0.0
+    before = [row["time"] for row in done if row["step"] <= step]
+    begun = before[-1] if before else later[0]["time"] - later[0].get("timing/all", 0.0)
+    return int(later[-1]["step"]) - step, later[-1]["time"] - begun
+
+
 def _set_aside(run_dir: Path) -> Path | None:
-    """Move an earlier run's files, and nothing else, out of the way."""
+    """Move an earlier run's files, and nothing else, out of the way.
+
+    A directory with metrics has a run's files; they go last, so that a kill in between leaves the rest to the next.
+    """
     if not (run_dir / METRICS).exists():
         return None
     target = _free(run_dir / "earlier")
     target.mkdir(parents=True)
-    for name in WRITTEN_HERE:
+    for name in sorted(WRITTEN_HERE, key=METRICS.__eq__):
         if (run_dir / name).exists():
             (run_dir / name).rename(target / name)
     return target

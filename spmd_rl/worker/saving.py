@@ -63,6 +63,8 @@ class Saving:
         self._failed = next((why for why in gather(mine, self._world.payload) if why), None)
         if not self._failed:
             self._writing = directory / WEIGHTS
+            # They are made anew in the next step. A fork that had them would keep them in memory until it has written.
+            self._trainer.gradients.release()
             with at("copies its state for a checkpoint"):
                 self._state.begin_save(directory / WEIGHTS)
 
