@@ -19,10 +19,11 @@ from spmd_rl.controller.console import Console, console, conversation, evaluatio
 from spmd_rl.data.samples import SAMPLES, samples_file, samples_step, write_samples
 
 METRICS = "metrics.jsonl"
+RANKS = "ranks.jsonl"
 EVALUATIONS = "evaluations"
 CHECKPOINTS = "checkpoints"
 WRITTEN_HERE = (
-    *("config.yaml", METRICS, "run.log", SAMPLES, EVALUATIONS, "tensorboard", "wandb", "hf", "report"),
+    *("config.yaml", METRICS, RANKS, "run.log", SAMPLES, EVALUATIONS, "tensorboard", "wandb", "hf", "report"),
     CHECKPOINTS,
 )
 
@@ -66,6 +67,7 @@ class RunLog:
         if resumed is not None:
             self._read_rows()
         self._sinks: list[Sink] = [_JsonLines(self.run_dir / METRICS)]
+        self._ranks = open(self.run_dir / RANKS, "a", encoding="utf-8")
         if config.run.tensorboard:
             self._sinks.append(_TensorBoard(self.run_dir / "tensorboard", resumed))
         self._identity: dict[str, str] = {}
@@ -179,6 +181,12 @@ class RunLog:
         for sample in samples[:show]:
             self.note(conversation(sample))
 
+    def ranks(self, step: int, numbers: Sequence[Mapping[str, float]]) -> None:
+        """Keep numbers of each rank, of which the metrics have the largest: in ranks.jsonl, in rank order."""
+        columns = {name: [rank[name] for rank in numbers] for name in numbers[0]}
+        self._ranks.write(json.dumps({"step": step, **columns}) + "\n")
+        self._ranks.flush()
+
     def questions(self, step: int, benchmark: str, lines: Sequence[Mapping[str, Any]]) -> None:
         """Keep what an evaluation asked and what came back: one question a line (controller/benchmark.py)."""
         write_samples(self.run_dir / EVALUATIONS / f"step_{step:06d}_{benchmark}.jsonl", lines)
@@ -199,6 +207,7 @@ class RunLog:
         self._console.close()
         for sink in self._sinks:
             sink.close(failed)
+        self._ranks.close()
         self._text.close()
 
     def _write(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -272,30 +281,37 @@ def _set_aside(run_dir: Path) -> Path | None:
 
 def _set_later_aside(run_dir: Path, step: int) -> Path | None:
     """Move what a run did after a step out of the way: rows of metrics, and samples."""
-    metrics = run_dir / METRICS
-    lines = metrics.read_text(encoding="utf-8").splitlines(keepends=True) if metrics.exists() else []
-    kept, later = [], []
-    for line in lines:
-        whole = line.endswith("\n")  # a line without its end was being written when the run ended
-        (kept if whole and json.loads(line)["step"] <= step else later).append(line)
+    kept, later = {}, {}
+    for name in (METRICS, RANKS):
+        kept[name], later[name] = _lines_until(run_dir / name, step)
     files = [
         path
         for place in (SAMPLES, EVALUATIONS)
         for path in (run_dir / place).glob("step_*")
         if samples_step(path.name) > step
     ]
-    if not later and not files:
+    if not any(later.values()) and not files:
         return None
     target = _free(run_dir / "earlier")
     target.mkdir(parents=True)
-    (target / METRICS).write_text("".join(later), encoding="utf-8")
     for path in files:
         (target / path.parent.name).mkdir(exist_ok=True)
         path.rename(target / path.parent.name / path.name)
-    scratch = metrics.with_name(METRICS + ".new")
-    scratch.write_text("".join(kept), encoding="utf-8")
-    scratch.rename(metrics)
+    for name in kept:
+        (target / name).write_text("".join(later[name]), encoding="utf-8")
+        scratch = run_dir / (name + ".new")
+        scratch.write_text("".join(kept[name]), encoding="utf-8")
+        scratch.rename(run_dir / name)
     return target
+
+
+def _lines_until(path: Path, step: int) -> tuple[list[str], list[str]]:
+    """The lines of steps up to this one, and the others."""
+    kept, later = [], []
+    for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []:
+        whole = line.endswith("\n")  # a line without its end was being written when the run ended
+        (kept if whole and json.loads(line)["step"] <= step else later).append(line)
+    return kept, later
 
 
 def _free(directory: Path) -> Path:
