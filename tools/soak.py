@@ -22,6 +22,7 @@ from pathlib import Path
 import psutil
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
 MEGABYTE = 1e6
 LIMIT_MEGABYTES_A_STEP = 0.1
 MEMORY = "memory/resident_bytes"
@@ -33,6 +34,9 @@ OTHERS = (
     ("temporary files", "process/temporary_files"),
 )
 COUNTS = OTHERS[1:]
+KEPT = ("torchelastic_", "torchinductor_")
+"""Temporary files that stay on purpose: torchrun's, one directory a launch, where a rank that raises leaves its
+traceback; and torch's cache of compiled code, one a user."""
 RULE = '''"""A reward function that has work to do, and more for some samples than for others."""
 
 
@@ -76,7 +80,7 @@ def slope(steps: Sequence[float], values: Sequence[float]) -> Slope:
 
 
 def growth(values: Sequence[float]) -> float:
-    """Median of the last quarter less that of the first: what comes and goes, as the writer of a checkpoint, is none."""
+    """Median of the last quarter less that of the first: what comes and goes, as a checkpoint's writer, is none."""
     quarter = max(1, len(values) // 4)
     return statistics.median(values[-quarter:]) - statistics.median(values[:quarter])
 
@@ -93,16 +97,18 @@ def judge(rows: Sequence[dict[str, list[float]]], warm_up: int, limit_megabytes:
     """`rows`: of a run's ranks.jsonl; those of the first `warm_up` steps are left out."""
     steady = [row for row in rows if row["step"] > warm_up]
     if len(steady) < 8:
-        raise ValueError(f"--warm-up {warm_up}: of {len(rows)} steps {len(steady)} are left, and a line takes 8 or more")
+        raise ValueError(
+            f"--warm-up {warm_up}: of {len(rows)} steps {len(steady)} are left, and a line takes 8 or more"
+        )
     steps = [row["step"] for row in steady]
-    verdict = Verdict([f"{'after step ' + str(warm_up):<30}{'first':>10}{'last':>10}{'a step':>12}{'std. error':>12}"], [])
+    verdict = Verdict(
+        [f"{'after step ' + str(warm_up):<30}{'first':>10}{'last':>10}{'a step':>12}{'std. error':>12}"], []
+    )
     for rank in range(len(steady[0][MEMORY])):
         values = [row[MEMORY][rank] / MEGABYTE for row in steady]
         line = slope(steps, values)
         name = f"rank {rank}: resident MB"
-        verdict.lines.append(
-            f"{name:<30}{values[0]:>10.1f}{values[-1]:>10.1f}{line.a_step:>+12.4f}{line.error:>12.4f}"
-        )
+        verdict.lines.append(f"{name:<30}{values[0]:>10.1f}{values[-1]:>10.1f}{line.a_step:>+12.4f}{line.error:>12.4f}")
         if line.a_step >= limit_megabytes:
             verdict.leaks.append(f"rank {rank} grows by {line.a_step:.3f} MB a step; {limit_megabytes:g} is the limit")
     for label, metric in OTHERS:
@@ -118,40 +124,49 @@ def judge(rows: Sequence[dict[str, list[float]]], warm_up: int, limit_megabytes:
                 f"{line.a_step:>+12.4f}{line.error:>12.4f}"
             )
             if counted and growth(values) > 0:
-                verdict.leaks.append(f"rank {rank}: {growth(values):g} more {label} in the last quarter than in the first")
+                verdict.leaks.append(
+                    f"rank {rank}: {growth(values):g} more {label} in the last quarter than in the first"
+                )
     return verdict
 
 
 def left_over(mark: str, temporary: Path, run_dir: Path, shared_before: set[str]) -> list[str]:
-    """What a run that has ended has not taken away: processes, files in memory, temporary and unfinished files."""
+    """What a run that has ended has not taken away: processes, files in memory, temporary and unfinished files.
+
+    `mark`: the run had it in its environment as SPMD_RL_SOAK.
+    """
+    from spmd_rl.worker.footprint import shared_memory
+
     found = []
     held: set[str] = set()
     for process in psutil.process_iter():
         try:
+            held |= shared_memory(process.pid)
             if process.environ().get("SPMD_RL_SOAK") == mark and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(f"process {process.pid}: {' '.join(process.cmdline())[:100]}")
-            held |= {line.split("/dev/shm/")[1] for line in Path(f"/proc/{process.pid}/maps").read_text().splitlines()
-                     if "/dev/shm/" in line}
         except (psutil.Error, OSError):
             continue  # it ended a moment ago, or is another user's
-    for name in sorted(set(os.listdir("/dev/shm")) - shared_before - held):
-        if os.stat(f"/dev/shm/{name}").st_uid == os.getuid():
-            found.append(f"/dev/shm/{name}")
-    found += [str(path) for path in sorted(temporary.iterdir())]
+    # What came meanwhile and a process has mapped or open is another program's.
+    came = (Path("/dev/shm") / name for name in sorted(set(os.listdir("/dev/shm")) - shared_before))
+    found += [
+        str(path) for path in came if str(path) not in held and path.exists() and path.stat().st_uid == os.getuid()
+    ]
+    found += [str(path) for path in sorted(temporary.iterdir()) if not path.name.startswith(KEPT)]
     found += [str(path) for kind in ("partial", "new") for path in sorted(run_dir.rglob(f"*.{kind}"))]
     return found
 
 
 def make_model(directory: Path) -> None:
     """A random model of 4 layers with a tokenizer of bytes."""
-    sys.path.insert(0, str(ROOT))
     from tests.tiny_models import make_tiny
     from tests.tiny_tokenizer import make_tokenizer
 
     make_tokenizer(make_tiny(directory, "qwen2"))
 
 
-def run(options: argparse.Namespace, overrides: list[str], root: Path) -> tuple[list[dict[str, list[float]]], list[str]]:
+def run(
+    options: argparse.Namespace, overrides: list[str], root: Path
+) -> tuple[list[dict[str, list[float]]], list[str]]:
     """The rows of ranks.jsonl, and what is left over."""
     run_dir, temporary, mark = root / "run", root / "tmp", uuid.uuid4().hex
     temporary.mkdir()

@@ -15,7 +15,7 @@ from typing import Any, Protocol, Self
 from urllib.parse import urlparse
 
 from spmd_rl.config.config import Config
-from spmd_rl.controller.console import Console, console, conversation, evaluation_line, step_line, summary
+from spmd_rl.controller.console import SUMMARY, Console, console, conversation, evaluation_line, step_line, summary
 from spmd_rl.data.samples import SAMPLES, samples_file, samples_step, write_samples
 
 METRICS = "metrics.jsonl"
@@ -62,8 +62,10 @@ class RunLog:
         moved = _set_aside(self.run_dir) if resumed is None else _set_later_aside(self.run_dir, resumed)
         (self.run_dir / SAMPLES).mkdir(parents=True, exist_ok=True)
         self._text = open(self.run_dir / "run.log", "w" if resumed is None else "a", encoding="utf-8")
+        # All of a row is on disk. What stays in memory is what `summary` reads, or a long run would fill it.
         self._rows: list[dict[str, float]] = []
         self._evaluations: list[tuple[int, dict[str, float]]] = []
+        self._last: dict[str, float] = {}
         if resumed is not None:
             self._read_rows()
         self._sinks: list[Sink] = [_JsonLines(self.run_dir / METRICS)]
@@ -97,18 +99,20 @@ class RunLog:
     @property
     def last(self) -> dict[str, float]:
         """The newest value of each metric, evaluations included."""
-        rows = sorted([(row["step"], row) for row in self._rows] + self._evaluations, key=lambda entry: entry[0])
-        return {name: value for _, row in rows[-64:] for name, value in row.items()}
+        return dict(self._last)
 
     def _read_rows(self) -> None:
         for line in (self.run_dir / METRICS).read_text(encoding="utf-8").splitlines():
             row = {name: math.nan if value is None else value for name, value in json.loads(line).items()}
-            if any(name.startswith("eval/") for name in row):
-                step = int(row.pop("step"))
-                row.pop("time", None)
-                self._evaluations.append((step, row))
-            else:
-                self._rows.append(row)
+            step, _ = int(row.pop("step")), row.pop("time", None)
+            self._remember(step, row)
+
+    def _remember(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._last |= {"step": step} | metrics
+        if any(name.startswith("eval/") for name in metrics):
+            self._evaluations[1:] = [(step, dict(metrics))]  # the first and the newest
+        else:
+            self._rows.append({name: metrics[name] for name in SUMMARY if name in metrics})
 
     def __enter__(self) -> Self:
         return self
@@ -140,10 +144,9 @@ class RunLog:
         sequences = self.config.train.prompts_per_step * self.config.algorithm.samples_per_prompt
         metrics |= tokens_per_second(metrics, sequences, self.world_size)
         self._values.clear()
-        self._rows.append({"step": step, **metrics})
         self._write(step, metrics)
         self._console.advance(step)
-        self.note(step_line(self._rows[-1], self.config.train.steps, self.world_size))
+        self.note(step_line({"step": step, **metrics}, self.config.train.steps, self.world_size))
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:
@@ -195,7 +198,6 @@ class RunLog:
         """Numbers of an evaluation after `step` steps: a row of their own."""
         if not metrics:
             return
-        self._evaluations.append((step, dict(metrics)))
         self._write(step, metrics)
         self.note(evaluation_line(step, metrics))
 
@@ -211,6 +213,7 @@ class RunLog:
         self._text.close()
 
     def _write(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._remember(step, metrics)
         for sink in self._sinks:
             sink.write(step, metrics)
 

@@ -39,13 +39,13 @@ class Footprints:
     def now(self) -> Footprint:
         this = psutil.Process()
         children = this.children(recursive=True)
-        held_by_children, shared = 0, _shared_memory(this.pid)
+        held_by_children, shared = 0, shared_memory(this.pid)
         for child in children:
             try:
                 held_by_children += child.memory_info().rss
             except psutil.NoSuchProcess:
                 continue  # it ended a moment ago
-            shared |= _shared_memory(child.pid)
+            shared |= shared_memory(child.pid)
         return Footprint(
             resident_bytes=this.memory_info().rss,
             children_bytes=held_by_children,
@@ -67,8 +67,8 @@ class Footprints:
         return came
 
 
-def _shared_memory(process: int) -> set[str]:
-    """Files of /dev/shm that a process has mapped or open."""
+def shared_memory(process: int) -> set[str]:
+    """Files of /dev/shm, by path, that a process has mapped or open; none of another user's."""
     directory = Path("/proc") / str(process)
     try:
         maps = (directory / "maps").read_text(errors="replace").splitlines()
@@ -80,6 +80,6 @@ def _shared_memory(process: int) -> set[str]:
                 continue  # closed a moment ago: the one that lists the directory, for one
             if name.startswith(_SHARED_MEMORY):
                 found.add(name)
-    except (OSError, ProcessLookupError):
-        return set()  # it ended a moment ago
+    except OSError:
+        return set()  # it ended a moment ago, or is another user's
     return found
