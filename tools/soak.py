@@ -3,6 +3,7 @@
 Runs `spmd_rl.grpo` for some hundred steps with checkpoints, evaluations and a reward function, of a tiny random model
 where no configuration is given. Prints by how much the memory of each rank grows a step (least squares after the
 warm-up), what else grew, and what was left when the run had ended. Exit status 1 where something leaks.
+`--judge DIR`: of a run that is there already.
 """
 
 import argparse
@@ -23,24 +24,30 @@ import psutil
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
+RANKS = "ranks.jsonl"
 MEGABYTE = 1e6
 LIMIT_MEGABYTES_A_STEP = 0.1
 MEMORY = "memory/resident_bytes"
-OTHERS = (
-    ("memory of children", "memory/children_bytes"),
-    ("open files", "process/open_files"),
-    ("processes", "process/children"),
-    ("shared-memory files", "process/shared_memory_files"),
-    ("temporary files", "process/temporary_files"),
-)
-COUNTS = OTHERS[1:]
+CHILDREN = "memory/children_bytes"
+COUNTS = {
+    "process/open_files": "open files",
+    "process/children": "processes",
+    "process/shared_memory_files": "shared-memory files",
+    "process/temporary_files": "temporary files",
+}
+LABELS = {MEMORY: "resident, MB", CHILDREN: "its processes, MB"} | COUNTS
 KEPT = ("torchelastic_", "torchinductor_")
 """Temporary files that stay on purpose: torchrun's, one directory a launch, where a rank that raises leaves its
 traceback; and torch's cache of compiled code, one a user."""
-RULE = '''"""A reward function that has work to do, and more for some samples than for others."""
+RULE = '''"""A reward function that has work to do, and ends its process at one response in fifty."""
+
+import os
+import zlib
 
 
 def variety(sample):
+    if zlib.crc32(sample.response.encode()) % 50 == 0:
+        os._exit(1)
     pieces = [sample.response[i:j] for i in range(len(sample.response)) for j in range(i + 1, len(sample.response) + 1)]
     return len(set(pieces)) / max(len(pieces), 1)
 '''
@@ -79,10 +86,10 @@ def slope(steps: Sequence[float], values: Sequence[float]) -> Slope:
     return Slope(fit.slope, math.sqrt(rest / (len(steps) - 2) / spread))
 
 
-def growth(values: Sequence[float]) -> float:
-    """Median of the last quarter less that of the first: what comes and goes, as a checkpoint's writer, is none."""
+def ends(values: Sequence[float]) -> tuple[float, float]:
+    """Medians of the first and of the last quarter: what comes and goes, as a checkpoint's writer, is in neither."""
     quarter = max(1, len(values) // 4)
-    return statistics.median(values[-quarter:]) - statistics.median(values[:quarter])
+    return statistics.median(values[:quarter]), statistics.median(values[-quarter:])
 
 
 @dataclass
@@ -94,40 +101,40 @@ class Verdict:
 
 
 def judge(rows: Sequence[dict[str, list[float]]], warm_up: int, limit_megabytes: float) -> Verdict:
-    """`rows`: of a run's ranks.jsonl; those of the first `warm_up` steps are left out."""
+    """`rows`: of a run's ranks.jsonl; those of the first `warm_up` steps are left out.
+
+    A leak is a rank whose memory grows by the limit or more a step, and a count that is higher at the end than at the
+    beginning. The memory of a rank's processes is told, not judged: a reward function's is its author's.
+    """
     steady = [row for row in rows if row["step"] > warm_up]
     if len(steady) < 8:
         raise ValueError(
             f"--warm-up {warm_up}: of {len(rows)} steps {len(steady)} are left, and a line takes 8 or more"
         )
     steps = [row["step"] for row in steady]
-    verdict = Verdict(
-        [f"{'after step ' + str(warm_up):<30}{'first':>10}{'last':>10}{'a step':>12}{'std. error':>12}"], []
-    )
-    for rank in range(len(steady[0][MEMORY])):
-        values = [row[MEMORY][rank] / MEGABYTE for row in steady]
-        line = slope(steps, values)
-        name = f"rank {rank}: resident MB"
-        verdict.lines.append(f"{name:<30}{values[0]:>10.1f}{values[-1]:>10.1f}{line.a_step:>+12.4f}{line.error:>12.4f}")
-        if line.a_step >= limit_megabytes:
-            verdict.leaks.append(f"rank {rank} grows by {line.a_step:.3f} MB a step; {limit_megabytes:g} is the limit")
-    for label, metric in OTHERS:
+    head = f"steps {steps[0]:g} to {steps[-1]:g}"
+    verdict = Verdict([f"{head:<30}{'begin':>10}{'end':>10}{'a step':>12}{'std. error':>12}"], [])
+    for metric, label in LABELS.items():
+        unit, digits = (1, 0) if metric in COUNTS else (MEGABYTE, 1)
         for rank in range(len(steady[0][metric])):
-            values = [row[metric][rank] for row in steady]
-            counted = (label, metric) in COUNTS
-            unit = 1 if counted else MEGABYTE
-            line = slope(steps, [value / unit for value in values])
-            digits = 0 if counted else 1
-            name = f"rank {rank}: {label}" + ("" if counted else ", MB")
-            verdict.lines.append(
-                f"{name:<30}{values[0] / unit:>10.{digits}f}{values[-1] / unit:>10.{digits}f}"
-                f"{line.a_step:>+12.4f}{line.error:>12.4f}"
-            )
-            if counted and growth(values) > 0:
+            values = [row[metric][rank] / unit for row in steady]
+            line, (begin, end) = slope(steps, values), ends(values)
+            name = f"rank {rank}: {label}"
+            numbers = f"{begin:>10.{digits}f}{end:>10.{digits}f}{line.a_step:>+12.4f}{line.error:>12.4f}"
+            verdict.lines.append(f"{name:<30}{numbers}")
+            if metric == MEMORY and line.a_step >= limit_megabytes:
                 verdict.leaks.append(
-                    f"rank {rank}: {growth(values):g} more {label} in the last quarter than in the first"
+                    f"rank {rank} grows by {line.a_step:.3f} MB a step; {limit_megabytes:g} is the limit"
                 )
+            if metric in COUNTS and end > begin:
+                verdict.leaks.append(f"rank {rank}: {end - begin:g} more {label} at the end than at the beginning")
     return verdict
+
+
+def read_rows(run_dir: Path) -> list[dict[str, list[float]]]:
+    """What each rank of a run held after each step, since the number of ranks last changed."""
+    rows = [json.loads(line) for line in (run_dir / RANKS).read_text(encoding="utf-8").splitlines()]
+    return [row for row in rows if len(row[MEMORY]) == len(rows[-1][MEMORY])]
 
 
 def left_over(mark: str, temporary: Path, run_dir: Path, shared_before: set[str]) -> list[str]:
@@ -189,14 +196,15 @@ def run(
     environment = os.environ | {"TMPDIR": str(temporary), "SPMD_RL_SOAK": mark}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), environment.get("PYTHONPATH"))))
     shared_before = set(os.listdir("/dev/shm"))
-    subprocess.run(command, check=True, stdout=sys.stderr, env=environment)
-    rows = [json.loads(line) for line in (run_dir / "ranks.jsonl").read_text().splitlines()]
-    return rows, left_over(mark, temporary, run_dir, shared_before)
+    if subprocess.run(command, stdout=sys.stderr, env=environment).returncode:
+        raise ValueError(f"the run failed, see above: {' '.join(command)}")
+    return read_rows(run_dir), left_over(mark, temporary, run_dir, shared_before)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=Path, help="default: a tiny random model on CPU ranks")
+    parser.add_argument("--judge", type=Path, metavar="DIR", help="a run's directory: judge that one, and run nothing")
     parser.add_argument("--ranks", type=int, default=2, help="processes on this machine")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--warm-up", type=int, default=100, help="steps that are left out")
@@ -205,14 +213,24 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=LIMIT_MEGABYTES_A_STEP, help="MB a step that a rank may grow")
     parser.add_argument("--keep", type=Path, help="also copy the run's ranks.jsonl there")
     options, overrides = parser.parse_known_args()
-    with tempfile.TemporaryDirectory(prefix="soak.") as directory:
-        rows, left = run(options, overrides, Path(directory))
-        if options.keep:
-            shutil.copy(Path(directory) / "run" / "ranks.jsonl", options.keep)
-    verdict = judge(rows, options.warm_up, options.limit)
+    if options.judge is None and options.steps < options.warm_up + 8:
+        parser.error(f"--steps {options.steps}: no 8 are left after --warm-up {options.warm_up}")
+    try:
+        if options.judge:
+            rows, left = read_rows(options.judge), None
+        else:
+            with tempfile.TemporaryDirectory(prefix="soak.") as directory:
+                rows, left = run(options, overrides, Path(directory))
+                if options.keep:
+                    shutil.copy(Path(directory) / "run" / RANKS, options.keep)
+        verdict = judge(rows, options.warm_up, options.limit)
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
     print("\n".join(verdict.lines))
-    print("left when the run had ended: " + ("; ".join(left) or "nothing"))
-    leaks = verdict.leaks + (["something was left"] if left else [])
+    leaks = verdict.leaks
+    if left is not None:
+        print("left when the run had ended: " + ("; ".join(left) or "nothing"))
+        leaks = leaks + [f"{len(left)} things were left"] * bool(left)
     print("\n" + ("\n".join(leaks) or "no leak"))
     sys.exit(1 if leaks else 0)
 

@@ -263,7 +263,7 @@ def test_what_each_rank_holds_of_its_machine_is_measured_and_the_largest_is_a_me
     ranks = [json.loads(line) for line in (run_dir / "ranks.jsonl").read_text().splitlines()]
     assert [row["step"] for row in ranks] == [1, 2]
     for metrics, each in zip(rows[1:3], ranks, strict=True):
-        for name in (soak.MEMORY, *(name for _, name in soak.OTHERS)):
+        for name in soak.LABELS:
             assert len(each[name]) == 2 and max(each[name]) == metrics[name], name
         assert 1e8 < metrics["memory/resident_bytes"] <= metrics["memory/peak_bytes"] + 1e8
         assert metrics["memory/children_bytes"] > 1e7
