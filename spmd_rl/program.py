@@ -223,6 +223,8 @@ def attend(
     # All that exists now lives as long as the run; a full collection would look at it each time, for 0.1 s or more.
     gc.collect()
     gc.freeze()
+    # Python waits with full collections until a quarter more objects are there than at the last one: now than none.
+    gc.collect()
     gc.enable()
     commands = Commands(world, control_timeout_seconds)
     if world.rank:

@@ -30,6 +30,7 @@ from spmd_rl.weights.export import export_hf
 from spmd_rl.weights.families import megatron_shard
 from spmd_rl.weights.load import load_shard
 from spmd_rl.worker.canary import TOLERANCE, Canary
+from spmd_rl.worker.footprint import Footprints
 from spmd_rl.worker.judge import Judge
 from spmd_rl.worker.residency import Residency
 from spmd_rl.worker.rollouts import Rollouts
@@ -52,6 +53,7 @@ class Worker:
         readers: Mapping[str, Reader] | None = None,
     ):
         self.config, self.shape, self.platform, self.world = config, shape, platform, world
+        self.footprints = Footprints()
         self.prompts, self.tokenizer, self.pool = prompts, tokenizer, pool
         self.train_layout = TrainLayout.of(config.parallel, world.size)
         self.rollout_layout = RolloutLayout.of(config.rollout, world.size)
@@ -275,9 +277,9 @@ class Worker:
                 self.store.scored[sample] = Scored(**one | {"extracted": held.extracted if held else None})
 
     @verb
-    def costs(self) -> dict[str, int]:
+    def costs(self) -> dict[str, dict[str, int]]:
         peaks, self.peaks = self.peaks, {}
-        return peaks
+        return {"peaks": peaks, "holds": asdict(self.footprints.now())}
 
     @verb
     def stop(self) -> None:

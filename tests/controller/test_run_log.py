@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import time
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -73,6 +74,41 @@ def test_phases_exclude_what_is_timed_inside_them_and_never_exceed_the_step(tmp_
     assert row["timing/update"] >= 0.1
     whole = row.pop("timing/all")
     assert sum(value for name, value in row.items() if name.startswith("timing/")) <= whole
+
+
+def test_a_long_run_takes_hardly_any_memory_and_the_newest_value_of_each_metric_stays(tmp_path):
+    with RunLog(CONFIG, tmp_path / "run", 1) as log:
+
+        def steps(first: int, last: int) -> None:
+            for step in range(first, last):
+                with log.step(step):
+                    log.add_all({f"metric/{number}": step for number in range(80)} | {"grpo/rewards/mean": 0.5})
+
+        log.evaluation(0, {"eval/a/accuracy": 0.25})
+        steps(1, 100)
+        tracemalloc.start()
+        steps(100, 600)
+        grown = tracemalloc.get_traced_memory()[0] / 500
+        tracemalloc.stop()
+        assert grown < 1000, "bytes a step"
+        log.evaluation(599, {"eval/b/accuracy": 0.5})
+        assert (
+            log.last["metric/79"] == 599 and log.last["eval/a/accuracy"] == 0.25 and log.last["eval/b/accuracy"] == 0.5
+        )
+
+
+def test_numbers_of_each_rank_are_kept_by_step_and_those_of_later_steps_go_when_a_run_goes_on(tmp_path):
+    run_dir = tmp_path / "run"
+    with RunLog(CONFIG, run_dir, 2) as log:
+        for step in (1, 2, 3):
+            with log.step(step):
+                log.ranks(step, [{"process/open_files": step}, {"process/open_files": 9}])
+        log.ranks(4, [{"process/open_files": 4}, {"process/open_files": 9}])  # cut short: there is no row of step 4
+    with RunLog(CONFIG, run_dir, 2, resumed=3) as log:
+        with log.step(4):
+            log.ranks(4, [{"process/open_files": 5}, {"process/open_files": 9}])
+    kept = [json.loads(line) for line in (run_dir / "ranks.jsonl").read_text().splitlines()]
+    assert kept == [{"step": step, "process/open_files": [held, 9]} for step, held in ((1, 1), (2, 2), (3, 3), (4, 5))]
 
 
 def test_time_outside_steps_belongs_to_no_step(tmp_path):
