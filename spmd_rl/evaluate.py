@@ -81,8 +81,9 @@ def configure(arguments: list[str]) -> Evaluation:
     if problems:
         raise ValueError("\n".join(problems))
     max_tokens = settings.max_prompt_length + settings.max_response_length
-    given = Given(config, shape, models, max_tokens, settings.platform)
-    return Evaluation(settings, given, Path(settings.output or _new_directory(settings, names)), names, earlier)
+    output = Path(settings.output or _new_directory(settings, names))
+    given = Given(config, shape, models, max_tokens, settings.platform, output)
+    return Evaluation(settings, given, output, names, earlier)
 
 
 def _other_model(baseline: str, shape: Any) -> list[str]:

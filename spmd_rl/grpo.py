@@ -69,13 +69,15 @@ def run_grpo(config: Config, ranks: Ranks, story: Story, log: RunLog) -> None:
                 for index, minibatch in enumerate(plan.minibatches):
                     weights = token_weights([tokens_of[i] for i in minibatch.ids], algorithm.loss_reduction)
                     advantages = [advantage_of[i] for i in minibatch.ids]
-                    log.learning(ranks.learn(index, minibatch.ids, advantages, weights, rate))
+                    log.learning(*ranks.learn(index, minibatch.ids, advantages, weights, rate))
 
             log.add_all({"grpo/lr": rate} | moved | rollout | grading | judging)
             log.add_all(sample_metrics(samples, scored, config))
             log.add_all(group_fractions(groups, rewards, correct, algorithm.drop_uniform_groups))
             keep_conversations(ranks, log, samples, step + 1, config.run.samples_logged)
-            log.add_all(ranks.costs())
+            costs, holds = ranks.costs()
+            log.add_all(costs)
+            log.ranks(step + 1, holds)
             ranks.forget()
         if config.evaluation.after if step + 1 == train.steps else due(step + 1, config.evaluation.every_steps):
             evaluate(ranks, story.benchmarks, config, step + 1, log)

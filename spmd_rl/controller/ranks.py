@@ -1,5 +1,6 @@
 """Every verb, as rank 0 tells it."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
@@ -20,6 +21,15 @@ PHASES = {
     "judge": "reward_model",
 }
 """What a verb's memory is called in the metrics; `start` is all that comes before the first verb."""
+HOLDS = {
+    "resident_bytes": "memory/resident_bytes",
+    "children_bytes": "memory/children_bytes",
+    "open_files": "process/open_files",
+    "processes": "process/children",
+    "shared_memory_files": "process/shared_memory_files",
+    "temporary_files": "process/temporary_files",
+}
+"""What a rank holds of its machine (worker/footprint.py), as the metrics call it."""
 
 
 Timed = Callable[[str], AbstractContextManager[None]]
@@ -185,8 +195,11 @@ class Ranks:
         advantages: Sequence[float],
         weights: Sequence[float],
         learning_rate: float,
-    ) -> dict[str, float]:
-        """One optimizer step on the samples `ids`; the loss is the sum over their tokens of weight * token loss."""
+    ) -> tuple[dict[str, float], str]:
+        """One optimizer step on the samples `ids`; the loss is the sum over their tokens of weight * token loss.
+
+        Returns metrics, and why the update was skipped; "" where it was made.
+        """
         answers = self._all(
             "learn",
             minibatch=minibatch,
@@ -202,11 +215,12 @@ class Ranks:
         tokens = max(sums.pop("tokens", 0.0), 1.0)
         metrics = {name: value / tokens for name, value in sums.items() if not name.endswith("_loss")}
         metrics |= {name: value for name, value in sums.items() if name.endswith("_loss")}
-        return metrics | {
+        metrics |= {
             "correction/logprob_gap_max": max(answer["gap_max"] for answer in answers),
             "grad_norm": answers[0]["grad_norm"],
             "update/skipped": float(not answers[0]["updated"]),
         }
+        return metrics, "" if answers[0]["updated"] else _why_skipped(answers)
 
     @verb
     def conversations(self, ids: Sequence[int], step: int) -> list[dict[str, Any]]:
@@ -260,15 +274,31 @@ class Ranks:
         self._all("keep_rewards", scored=[asdict(one) for one in scored.values()])
 
     @verb
-    def costs(self) -> dict[str, float]:
-        """Since the last time: the peak memory of the hungriest rank in each phase, and what went through rank 0."""
+    def costs(self) -> tuple[dict[str, float], list[dict[str, int]]]:
+        """Since the last time: the peak memory of the hungriest rank in each phase, and what went through rank 0.
+
+        And now, of the rank that holds most: what HOLDS names. Returns metrics, and what each rank holds.
+        """
         answers = self._all("costs")
-        peaks = {name: max(answer[name] for answer in answers) for name in answers[0]}
-        by_phase = {f"memory/{phase}/peak_bytes": peaks[name] for name, phase in PHASES.items() if name in peaks}
+        peaks = {name: max(answer["peaks"][name] for answer in answers) for name in answers[0]["peaks"]}
+        metrics = {f"memory/{phase}/peak_bytes": peaks[name] for name, phase in PHASES.items() if name in peaks}
+        holds = [{metric: answer["holds"][name] for name, metric in HOLDS.items()} for answer in answers]
+        metrics |= {metric: max(rank[metric] for rank in holds) for metric in HOLDS.values()}
         moved, self.controller_bytes = self.commands.bytes_moved - self.controller_bytes, self.commands.bytes_moved
-        return by_phase | {"memory/peak_bytes": max(peaks.values()), "bytes/controller": moved}
+        return metrics | {"memory/peak_bytes": max(peaks.values()), "bytes/controller": moved}, holds
 
     @verb
     def stop(self) -> None:
         """The last verb: every rank leaves its loop."""
         self._all("stop")
+
+
+def _why_skipped(answers: Sequence[Mapping[str, Any]]) -> str:
+    """Whose loss or gradient is not finite; `answers`: of each rank to `learn`."""
+    norm = f"the norm of the gradient is {answers[0]['grad_norm']}"
+    for rank, answer in enumerate(answers):
+        losses = [name for name, value in answer["sums"].items() if not math.isfinite(value)]
+        if losses:
+            return f"{norm}; on rank {rank} {', '.join(losses)} is not finite"
+    found = [f"of {answer['broken']} on rank {rank}" for rank, answer in enumerate(answers) if answer["broken"]]
+    return f"{norm}; not finite is that {', '.join(found[:4])}" if found else norm

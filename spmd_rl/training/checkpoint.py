@@ -5,26 +5,29 @@ is asynchronous: the call returns when a copy of the process (a fork) has the st
 goes on.
 """
 
+import os
 import shutil
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.dist_checkpointing.core import CheckpointingException
-from megatron.core.dist_checkpointing.serialization import (
-    get_default_load_sharded_strategy,
-    get_default_save_sharded_strategy,
-)
+from megatron.core.dist_checkpointing.serialization import get_default_load_sharded_strategy
 from megatron.core.dist_checkpointing.strategies.async_utils import AsyncCallsQueue
 from megatron.core.dist_checkpointing.strategies.fully_parallel import (
     FullyParallelLoadStrategyWrapper,
     FullyParallelSaveStrategyWrapper,
 )
+from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
 from torch.distributed.checkpoint.api import CheckpointException
 
+from spmd_rl.distributed.dying import die_with_all
 from spmd_rl.distributed.gather import gather
 from spmd_rl.patches.checkpoint_writes import failures
+from spmd_rl.training.checkpoint_pieces import save_own_pieces
 from spmd_rl.training.model import PolicyModel
 from spmd_rl.training.optimizer import PolicyOptimizer
 from spmd_rl.weights.checkpoint_files import Checkpoint
@@ -44,6 +47,13 @@ class TrainingState:
         self._directory = Path()
         self._group = parallel_state.get_data_parallel_group(with_context_parallel=True)
         self._calls = AsyncCallsQueue(persistent=False)
+        for inner in optimizer.distributed:
+            save_own_pieces(inner)
+        # Who writes what is the same in every save: agreed upon in the first, and kept.
+        self._strategy = FullyParallelSaveStrategyWrapper(
+            TorchDistSaveShardedStrategy("torch_dist", 1, cached_metadata=True), self._group, do_cache_distribution=True
+        )
+        self._saved_before = False
 
     def bytes(self) -> int:
         """What this rank writes, about: its share of the weights, and of float32 parameters and two moments of each."""
@@ -55,16 +65,17 @@ class TrainingState:
         """Save into a directory that exists and is empty. Complete when `finish_save` says so."""
         failures.clear()
         self._directory = directory
-        strategy = FullyParallelSaveStrategyWrapper(
-            get_default_save_sharded_strategy("torch_dist", 1), self._group, do_cache_distribution=True
-        )
         request = dist_checkpointing.save(
             self._sharded(loading=False),
             str(directory),
-            strategy,
+            self._strategy,
+            validate_access_integrity=not self._saved_before,
             async_sharded_save=True,
             content_metadata=CONTENT | _OPTIMIZER,
         )
+        self._saved_before = True
+        if request.async_fn is not None:
+            request = request._replace(async_fn=partial(_as_writer, os.getpid(), request.async_fn))
         self._calls.schedule_async_request(request)
 
     def finish_save(self, wait: bool) -> bool:
@@ -135,3 +146,11 @@ def _first_line(error: BaseException) -> str:
     if "inline_container" in said:  # torch's archives: where it stands in torch's source tells nobody anything
         return "a write failed"
     return (said if isinstance(error, OSError) or "[Errno" in said else f"{type(error).__name__}: {said}")[:300]
+
+
+def _as_writer(rank: int, write: Callable[..., None], *arguments: Any, **options: Any) -> None:
+    """Write in a forked process. It and the processes that it forks end with the rank: another attempt of the run
+    writes the same files anew, and one that was left behind would write into them.
+    """
+    die_with_all(rank)
+    write(*arguments, **options)

@@ -3,6 +3,7 @@
 import json
 import random
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from spmd_rl.data.files import digest
 from spmd_rl.distributed.asked import listen
 from spmd_rl.distributed.gather import gather
+from spmd_rl.distributed.whereabouts import at, move
 from spmd_rl.distributed.world import World
 from spmd_rl.training.checkpoint import TrainingState
 from spmd_rl.training.trainer import Trainer
@@ -21,6 +23,7 @@ from spmd_rl.weights.layout import Shard
 
 WEIGHTS = "training"
 """In a checkpoint's directory: Megatron's own, of the policy and its optimizer."""
+_LOOK_SECONDS = 0.1
 
 
 class Saving:
@@ -32,6 +35,7 @@ class Saving:
         self._hashing: tuple[threading.Thread, dict[str, str], list[OSError]] | None = None
         self._failed: str | None = None
         """Why what was begun can't be written."""
+        self._writing: Path | None = None
         self._asked = listen()
 
     def bytes(self) -> int:
@@ -39,7 +43,16 @@ class Saving:
         return self._state.bytes()
 
     def begin(self, directory: Path) -> None:
-        """Write into a directory that all ranks see; training may go on when this returns."""
+        """Write into a directory that all ranks see; training may go on when this returns.
+
+        Raises RuntimeError where weights or the optimizer's state are not finite: nothing could go on from them.
+        """
+        broken = self._trainer.broken()
+        if broken:
+            raise RuntimeError(
+                f"rank {self._world.rank}: {broken} holds values that are not finite, so nothing is saved; older "
+                "checkpoints are as they were, and the run can go on from the newest of them"
+            )
         self._hashing, mine = None, None
         try:
             if self._world.rank == 0:
@@ -49,16 +62,38 @@ class Saving:
             mine = f"rank {self._world.rank}, in {directory}: {error}"
         self._failed = next((why for why in gather(mine, self._world.payload) if why), None)
         if not self._failed:
-            self._state.begin_save(directory / WEIGHTS)
+            self._writing = directory / WEIGHTS
+            # They are made anew in the next step. A fork that had them would keep them in memory until it has written.
+            self._trainer.gradients.release()
+            with at("copies its state for a checkpoint"):
+                self._state.begin_save(directory / WEIGHTS)
 
     def progress(self, wait: bool) -> dict[str, Any]:
         """Whether what was begun is written, what failed, and whether this rank was asked to save and end."""
         written, failed, self._failed = True, self._failed, None
         try:
-            written = self._state.finish_save(wait)
+            written = self._wait() if wait else self._state.finish_save(False)
         except OSError as error:
             failed = str(error)
         return {"written": written, "failed": failed, "asked": self._asked.is_set()}
+
+    def _wait(self) -> bool:
+        """Until all ranks have written; a disk that takes bytes is slow, and no hang. The ranks agree on every turn."""
+        size = -1
+        with at("checkpoint: waits for the disk"):
+            while not self._state.finish_save(False):
+                if (now := self._written_bytes()) != size:
+                    size = now
+                    move(doing=f"checkpoint: {size / 2**20:.1f} MiB are on disk")
+                time.sleep(_LOOK_SECONDS)
+        return True
+
+    def _written_bytes(self) -> int:
+        """Of the whole checkpoint, as far as this rank's node sees it."""
+        try:
+            return sum(file.stat().st_size for file in self._writing.iterdir()) if self._writing else 0
+        except OSError:
+            return 0
 
     def digests(self, directory: Path, names: Sequence[str], wait: bool) -> dict[str, str] | None:
         """The digests of some files of what was begun; None while they are being computed, beside training.
@@ -73,7 +108,8 @@ class Saving:
             self._hashing = thread, found, failed
         thread, found, failed = self._hashing
         if wait:
-            thread.join()
+            with at("reads its files of the checkpoint again"):
+                thread.join()
         if failed:
             raise failed[0]
         return None if thread.is_alive() else found

@@ -18,6 +18,7 @@ from spmd_rl.data.samples import read_samples
 from spmd_rl.patches import megatron_core, vllm
 from tiny_models import make_tiny
 from tiny_tokenizer import make_tokenizer
+from tools import soak
 
 RULES = '''
 import time
@@ -71,12 +72,14 @@ def flags(model, run_dir, **others) -> list[str]:
     return found
 
 
-def start(arguments: list[str], ranks: int = 2, secrets: dict[str, str] | None = None, **options) -> subprocess.Popen:
+def start(arguments: list[str], ranks: int = 2, environment=None, **options) -> subprocess.Popen:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)]
     return subprocess.Popen(
         [*command, "-m", "spmd_rl.grpo", *arguments],
         cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "WANDB_SILENT": "true"} | (secrets or {}),
+        env=os.environ
+        | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "WANDB_SILENT": "true"}
+        | (environment or {}),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -115,6 +118,7 @@ def finished(tiny_models, rules, scorers, tmp_path_factory):
     """A run with everything on: reference model, two mini-batches, two rules of which one hangs, two reward models,
     W&B offline."""
     run_dir = tmp_path_factory.mktemp("run") / "run"
+    (run_dir.parent / "tmp").mkdir()
     arguments = flags(
         tiny_models["llama"],
         run_dir,
@@ -137,12 +141,15 @@ def finished(tiny_models, rules, scorers, tmp_path_factory):
             "evaluation.max_response_length": 10,
             "run.wandb": "offline",
             "run.name": f"everything, from {ADDRESS}",
-            "checkpoint.every_steps": 2,
             "run.samples_logged": -1,
+            "checkpoint.every_steps": 1,
         },
     )
-    running = start(arguments, secrets=CANARIES)
+    marked = {"TMPDIR": str(run_dir.parent / "tmp"), "SPMD_RL_SOAK": str(run_dir)}
+    shared_before = set(os.listdir("/dev/shm"))
+    running = start(arguments, environment=CANARIES | marked)
     output, _ = running.communicate(timeout=400)
+    (run_dir.parent / "shared_before").write_text(json.dumps(sorted(shared_before)))
     assert running.returncode == 0, output[-6000:]
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     return run_dir, output, rows
@@ -266,9 +273,24 @@ def test_every_benchmark_is_evaluated_before_and_after_and_its_answers_are_kept(
             assert 8 < max(sample["response_tokens"] for sample in samples) <= 10
 
 
-def test_nothing_of_a_finished_run_is_left(finished):
+def test_no_process_file_in_memory_or_temporary_file_of_a_finished_run_is_left(finished):
     run_dir, *_ = finished
     assert left_over(str(run_dir)) == []
+    shared_before = set(json.loads((run_dir.parent / "shared_before").read_text()))
+    assert soak.left_over(str(run_dir), run_dir.parent / "tmp", run_dir, shared_before) == []
+
+
+def test_what_each_rank_holds_of_its_machine_is_measured_and_the_largest_is_a_metric(finished):
+    run_dir, _, rows = finished
+    ranks = [json.loads(line) for line in (run_dir / "ranks.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in ranks] == [1, 2]
+    for metrics, each in zip(rows[1:3], ranks, strict=True):
+        for name in soak.LABELS:
+            assert len(each[name]) == 2 and max(each[name]) == metrics[name], name
+        assert 1e8 < metrics["memory/resident_bytes"] <= metrics["memory/peak_bytes"] + 1e8
+        assert metrics["memory/children_bytes"] > 1e7
+        assert min(each["process/children"]) >= 3, "what has imported the rules, a grader and a spare one"
+        assert 20 < metrics["process/open_files"] < 1000
 
 
 def test_sigterm_ends_all_ranks_within_ten_seconds(tiny_models, tmp_path):
