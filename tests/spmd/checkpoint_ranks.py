@@ -89,6 +89,7 @@ def main() -> None:
                     said.append(saving.load(directory, False))
                 except ValueError as error:
                     said.append(str(error))
+                dist.barrier(group=world.payload)  # nobody changes what another still reads
             case "fill":  # leave so many bytes, or as many as the ranks' own files take
                 together(fill, directory, more[0] if more else rank_files_bytes)
             case "clear":
