@@ -15,18 +15,8 @@ from tiny_tokenizer import make_tokenizer
 
 RULE = "def variety(sample):\n    return len(set(sample.response)) % 5 / 5\n"
 # What a clock or a memory meter says is another time's.
-MEASURED = (
-    "time",
-    "timing/",
-    "memory/",
-    "process/",
-    "bytes/",
-    "e2e_tps",
-    "update_tps",
-    "vllm_tps",
-    "rollout/response_tps",
-)
-MEASURED += ("rollout/imbalance_fraction",)
+MEASURED = ("time", "timing/", "memory/", "bytes/", "e2e_tps", "update_tps", "vllm_tps", "rollout/response_tps")
+MEASURED += ("rollout/imbalance_fraction", "process/")
 
 
 def command(root, run_dir, *more) -> list[str]:
