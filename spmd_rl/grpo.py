@@ -69,7 +69,7 @@ def run_grpo(config: Config, ranks: Ranks, story: Story, log: RunLog) -> None:
                 for index, minibatch in enumerate(plan.minibatches):
                     weights = token_weights([tokens_of[i] for i in minibatch.ids], algorithm.loss_reduction)
                     advantages = [advantage_of[i] for i in minibatch.ids]
-                    log.learning(ranks.learn(index, minibatch.ids, advantages, weights, rate))
+                    log.learning(*ranks.learn(index, minibatch.ids, advantages, weights, rate))
 
             log.add_all({"grpo/lr": rate} | moved | rollout | grading | judging)
             log.add_all(sample_metrics(samples, scored, config))

@@ -1,5 +1,6 @@
 """Every verb, as rank 0 tells it."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
@@ -194,8 +195,11 @@ class Ranks:
         advantages: Sequence[float],
         weights: Sequence[float],
         learning_rate: float,
-    ) -> dict[str, float]:
-        """One optimizer step on the samples `ids`; the loss is the sum over their tokens of weight * token loss."""
+    ) -> tuple[dict[str, float], str]:
+        """One optimizer step on the samples `ids`; the loss is the sum over their tokens of weight * token loss.
+
+        Returns metrics, and why the update was skipped; "" where it was made.
+        """
         answers = self._all(
             "learn",
             minibatch=minibatch,
@@ -211,11 +215,12 @@ class Ranks:
         tokens = max(sums.pop("tokens", 0.0), 1.0)
         metrics = {name: value / tokens for name, value in sums.items() if not name.endswith("_loss")}
         metrics |= {name: value for name, value in sums.items() if name.endswith("_loss")}
-        return metrics | {
+        metrics |= {
             "correction/logprob_gap_max": max(answer["gap_max"] for answer in answers),
             "grad_norm": answers[0]["grad_norm"],
             "update/skipped": float(not answers[0]["updated"]),
         }
+        return metrics, "" if answers[0]["updated"] else _why_skipped(answers)
 
     @verb
     def conversations(self, ids: Sequence[int], step: int) -> list[dict[str, Any]]:
@@ -286,3 +291,14 @@ class Ranks:
     def stop(self) -> None:
         """The last verb: every rank leaves its loop."""
         self._all("stop")
+
+
+def _why_skipped(answers: Sequence[Mapping[str, Any]]) -> str:
+    """Whose loss or gradient is not finite; `answers`: of each rank to `learn`."""
+    norm = f"the norm of the gradient is {answers[0]['grad_norm']}"
+    for rank, answer in enumerate(answers):
+        losses = [name for name, value in answer["sums"].items() if not math.isfinite(value)]
+        if losses:
+            return f"{norm}; on rank {rank} {', '.join(losses)} is not finite"
+    found = [f"of {answer['broken']} on rank {rank}" for rank, answer in enumerate(answers) if answer["broken"]]
+    return f"{norm}; not finite is that {', '.join(found[:4])}" if found else norm

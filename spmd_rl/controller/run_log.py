@@ -4,6 +4,7 @@ import json
 import math
 import netrc
 import os
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,15 +16,17 @@ from typing import Any, Protocol, Self
 from urllib.parse import urlparse
 
 from spmd_rl.config.config import Config
+from spmd_rl.config.secrets import hidden
 from spmd_rl.controller.console import SUMMARY, Console, console, conversation, evaluation_line, step_line, summary
 from spmd_rl.data.samples import SAMPLES, samples_file, samples_step, write_samples
+from spmd_rl.distributed.whereabouts import here, move
 
 METRICS = "metrics.jsonl"
 RANKS = "ranks.jsonl"
 EVALUATIONS = "evaluations"
 CHECKPOINTS = "checkpoints"
 WRITTEN_HERE = (
-    *("config.yaml", METRICS, RANKS, "run.log", SAMPLES, EVALUATIONS, "tensorboard", "wandb", "hf", "report"),
+    *("config.yaml", METRICS, RANKS, "run.log", SAMPLES, EVALUATIONS, "tensorboard", "wandb", "hf", "report", "hang"),
     CHECKPOINTS,
 )
 
@@ -43,7 +46,9 @@ class RunLog:
 
     What an earlier run left in `run_dir` is moved to `run_dir`/earlier/. With `resumed`, a number of steps, the run
     that is there goes on after these, and only what it did later is moved; `identity` is what the property of that name
-    was then. Raises ValueError when W&B cannot be reached as the configuration asks.
+    was then. `restarts`: how often torchrun has started the ranks again. After a continuation or restart the next row
+    has restart/count, restart/lost_steps and restart/lost_seconds, of steps whose rows were moved. Raises ValueError
+    when W&B cannot be reached as the configuration asks.
     """
 
     def __init__(
@@ -53,12 +58,15 @@ class RunLog:
         world_size: int,
         resumed: int | None = None,
         identity: Mapping[str, str] | None = None,
+        restarts: int = 0,
     ):
         self.config = config
         self.run_dir = Path(run_dir)
         self.world_size = world_size
         if config.run.wandb == "online":
             require_wandb_key()
+        again = resumed is not None or restarts > 0
+        lost = _lost(self.run_dir, resumed or 0) if again else (0, 0.0)
         moved = _set_aside(self.run_dir) if resumed is None else _set_later_aside(self.run_dir, resumed)
         (self.run_dir / SAMPLES).mkdir(parents=True, exist_ok=True)
         self._text = open(self.run_dir / "run.log", "w" if resumed is None else "a", encoding="utf-8")
@@ -78,7 +86,10 @@ class RunLog:
             self._sinks.append(online)
             self._identity["wandb"] = online.run.id
         self._values: dict[str, list[float]] = defaultdict(list)
+        # The next row has these too.
+        self._once: dict[str, float] = {}
         self._open_phases: list[_Phase] = []
+        self._skipped = 0
         self._closed = False
         self._console: Console = console(config.train.steps)
         self.note(
@@ -90,6 +101,10 @@ class RunLog:
         if moved:
             what = "what an earlier run had left there" if resumed is None else f"what it had done after step {resumed}"
             self.note(f"{what} is in {moved}")
+        if again:
+            self._once = {"restart/count": restarts, "restart/lost_steps": lost[0], "restart/lost_seconds": lost[1]}
+            started = f"torchrun has started the ranks again {restarts} times; " if restarts else ""
+            self.note(f"{started}lost: {lost[0]} steps ({lost[1]:.1f} s), and what was under way")
 
     @property
     def identity(self) -> dict[str, str]:
@@ -128,7 +143,8 @@ class RunLog:
         self.close(failed=kind is not None)
 
     def note(self, text: str) -> None:
-        """Say something once, on the console and in run.log."""
+        """Say something once, without secrets, on the console and in run.log."""
+        text = hidden(text)
         self._text.write(text + "\n")
         self._text.flush()
         self._console.line(text)
@@ -138,11 +154,14 @@ class RunLog:
         """One step; yields `timed`. At the end what was added becomes a row, unless the step was cut short."""
         self._values.clear()
         started = time.perf_counter()
+        move(step=step, phase="between phases")
         yield self.timed
         self.add("timing/all", time.perf_counter() - started)
         metrics = {name: combine(name, values) for name, values in self._values.items()}
         sequences = self.config.train.prompts_per_step * self.config.algorithm.samples_per_prompt
         metrics |= tokens_per_second(metrics, sequences, self.world_size)
+        metrics |= self._once
+        self._once = {}
         self._values.clear()
         self._write(step, metrics)
         self._console.advance(step)
@@ -157,9 +176,12 @@ class RunLog:
         current = _Phase(phase)
         self._open_phases.append(current)
         self._console.doing(phase)
+        outer = here().phase
+        move(phase=phase)
         try:
             yield
         finally:
+            move(phase=outer)
             self._open_phases.pop()
             total = time.perf_counter() - current.started
             self.add(f"timing/{phase}", total - current.inner_seconds)
@@ -175,8 +197,22 @@ class RunLog:
         for name, value in metrics.items():
             self.add(name, value)
 
-    learning = add_all
-    """What one optimizer step reports."""
+    def learning(self, metrics: Mapping[str, float], skipped: str = "") -> None:
+        """What one optimizer step reports. `skipped`: why its update was not made.
+
+        Raises RuntimeError after train.max_skipped of those in a row.
+        """
+        self.add_all(metrics)
+        self._skipped = self._skipped + 1 if skipped else 0
+        if not skipped:
+            return
+        self.note(f"step {here().step}: the update was skipped: {skipped}")
+        if self._skipped >= self.config.train.max_skipped:
+            raise RuntimeError(
+                f"train.max_skipped = {self.config.train.max_skipped}: so many updates in a row were skipped, the last "
+                f"one in step {here().step}: {skipped}; the weights are as they were before them: look at the samples "
+                "of these steps, lower train.learning_rate or train.clip_grad, or train in float32"
+            )
 
     def samples(self, step: int, samples: Sequence[Mapping[str, Any]], show: int = 0) -> None:
         """Keep conversations, as data.samples.conversation makes them; show the first few."""
@@ -270,13 +306,29 @@ def require_wandb_key() -> None:
         )
 
 
+def _lost(run_dir: Path, step: int) -> tuple[int, float]:
+    """Whole steps that the run had done after `step`, and the seconds from then to the end of the last of them."""
+    metrics = run_dir / METRICS
+    lines = metrics.read_text(encoding="utf-8").splitlines(keepends=True) if metrics.exists() else []
+    done = [json.loads(line) for line in lines if line.endswith("\n")]
+    later = [row for row in done if row["step"] > step]
+    if not later:
+        return 0, 0.0
+    before = [row["time"] for row in done if row["step"] <= step]
+    begun = before[-1] if before else later[0]["time"] - later[0].get("timing/all", 0.0)
+    return int(later[-1]["step"]) - step, later[-1]["time"] - begun
+
+
 def _set_aside(run_dir: Path) -> Path | None:
-    """Move an earlier run's files, and nothing else, out of the way."""
+    """Move an earlier run's files, and nothing else, out of the way.
+
+    A directory with metrics has a run's files; they go last, so that a kill in between leaves the rest to the next.
+    """
     if not (run_dir / METRICS).exists():
         return None
     target = _free(run_dir / "earlier")
     target.mkdir(parents=True)
-    for name in WRITTEN_HERE:
+    for name in sorted(WRITTEN_HERE, key=METRICS.__eq__):
         if (run_dir / name).exists():
             (run_dir / name).rename(target / name)
     return target
@@ -368,14 +420,15 @@ class _WeightsAndBiases:
     def __init__(self, config: Config, run_dir: Path, identifier: str | None):
         import wandb
 
+        sys.argv = hidden(sys.argv)  # W&B keeps the command line
         self.run = wandb.init(
             id=identifier,
             resume="allow" if identifier else None,
             project=config.run.wandb_project,
-            name=config.run.name,
+            name=hidden(config.run.name),
             dir=str(run_dir),
             mode=config.run.wandb,
-            config=asdict(config),
+            config=hidden(asdict(config)),
             settings=wandb.Settings(silent=True),
         )
 

@@ -14,6 +14,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
+from spmd_rl.distributed.whereabouts import WAITS, at, here, move
 from spmd_rl.distributed.world import World
 
 
@@ -36,7 +37,8 @@ class Commands:
 
         Raises MissingRanks, naming ranks and verb, when the control timeout passes.
         """
-        message = msgspec.msgpack.encode((verb, arguments))
+        place = here()
+        message = msgspec.msgpack.encode((verb, arguments, place.step, place.phase))
         others = range(1, self.world.size)
         arrived = {rank: torch.zeros(1, dtype=torch.uint8) for rank in others}
         receipts: dict[int, dist.Work] = {}
@@ -46,7 +48,8 @@ class Commands:
                 receipts[rank] = dist.irecv(arrived[rank], src=rank, group=self.world.control)
                 sends.append(self._post(message, rank))
         deadline = time.monotonic() + self.timeout_seconds
-        missing = [rank for rank in others if not _finished_by(receipts[rank], deadline)]
+        with at(f"{WAITS}all ranks to be at {verb}"):
+            missing = [rank for rank in others if not _finished_by(receipts[rank], deadline)]
         if missing:
             names = ", ".join(str(rank) for rank in missing)
             raise MissingRanks(
@@ -62,7 +65,7 @@ class Commands:
         answers = [own]
         for rank in range(1, self.world.size):
             length = torch.zeros(1, dtype=torch.int64)
-            with _naming(rank, "before its answer"):
+            with _naming(rank, "before its answer"), at(f"{WAITS}the answer of rank {rank}"):
                 dist.recv(length, src=rank, group=self.world.control)
                 body = torch.empty(int(length), dtype=torch.uint8)
                 dist.recv(body, src=rank, group=self.world.control)
@@ -75,10 +78,12 @@ class Commands:
     def receive(self) -> tuple[str, dict[str, Any]]:
         """Wait for rank 0's next verb, and say that it is here."""
         length = torch.zeros(1, dtype=torch.int64)
-        dist.recv(length, src=0, group=self.world.control)
-        body = torch.empty(int(length), dtype=torch.uint8)
-        dist.recv(body, src=0, group=self.world.control)
-        verb, arguments = msgspec.msgpack.decode(body.numpy().tobytes())
+        with at(f"{WAITS}the next verb"):
+            dist.recv(length, src=0, group=self.world.control)
+            body = torch.empty(int(length), dtype=torch.uint8)
+            dist.recv(body, src=0, group=self.world.control)
+        verb, arguments, step, phase = msgspec.msgpack.decode(body.numpy().tobytes())
+        move(step=step, phase=phase)
         dist.send(torch.ones(1, dtype=torch.uint8), dst=0, group=self.world.control)
         return verb, arguments
 

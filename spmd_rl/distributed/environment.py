@@ -16,3 +16,8 @@ def rank_from_environment() -> int:
 def local_rank_from_environment() -> int:
     """This process's place on its node; 0 without torchrun."""
     return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def restarts_from_environment() -> int:
+    """How often torchrun has started the ranks again since its own start; 0 without torchrun."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))

@@ -8,6 +8,7 @@ class NoRules:
     """A grader pool without rules: no sample is graded, so none has a score."""
 
     busy_seconds = 0.0
+    graders: dict[int, int] = {}
 
     def submit(self, id: int, sample: RewardSample) -> None:
         pass

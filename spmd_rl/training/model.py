@@ -1,6 +1,7 @@
 """The policy, or a model that scores, as a Megatron-Core model, built from what the Hugging Face config.json says."""
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -54,13 +55,17 @@ class PolicyModel(torch.nn.ModuleList):
         """The chunk that has the output layer, on the last stage."""
         return self[-1]
 
+    def named(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        """The parameters, named as in `weights`."""
+        return (self if len(self) > 1 else self[0]).named_parameters()
+
     def weights(self) -> dict[str, torch.Tensor]:
         """All that a Hugging Face directory has something for, by Megatron's name.
 
         With several chunks the name begins with the number of the chunk on this rank, and a dot.
         """
         inside = self if len(self) > 1 else self[0]
-        parameters = {name: parameter.data for name, parameter in inside.named_parameters()}
+        parameters = {name: parameter.data for name, parameter in self.named()}
         # Not trained, and yet of the model: the bias in the choice of experts.
         return parameters | {name: bias for name, bias in inside.named_buffers() if name.endswith(".expert_bias")}
 

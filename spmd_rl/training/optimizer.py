@@ -1,10 +1,13 @@
 """Megatron's distributed optimizer over the policy: gradients summed, clipped, applied."""
 
+import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 
 from spmd_rl.config.config import TrainConfig
 from spmd_rl.training.model import PolicyModel
@@ -33,6 +36,7 @@ class PolicyOptimizer:
 
     def __init__(self, wrapped: list[DistributedDataParallel], train: TrainConfig, dtype: torch.dtype):
         self.wrapped = wrapped
+        self.clip_grad = train.clip_grad
         self._offloaded: Offloaded | None = None
         self.optimizer = get_megatron_optimizer(
             OptimizerConfig(
@@ -66,11 +70,30 @@ class PolicyOptimizer:
         self.optimizer.zero_grad()
 
     def step(self, learning_rate: float) -> tuple[bool, float]:
-        """One update at this learning rate. Returns whether it was made (not on inf, nan) and the norm unclipped."""
+        """One update at this learning rate. Returns whether it was made, and the gradient's norm before it was clipped.
+
+        Where that norm is not finite, on all ranks alike, weights and moments stay as they were. Megatron's own step
+        looks for this only where it scales the loss, for float16; it would make every weight nan.
+        """
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate * group.get("lr_mult", 1.0)
-        made, norm, _zeros = self.optimizer.step()
-        return bool(made), float(norm)
+        found_inf = self.optimizer.prepare_grads()
+        norm = float(self.optimizer.get_grad_norm())
+        if found_inf or not math.isfinite(norm):
+            return False, norm
+        for inner in self.distributed:
+            parameters = inner.get_parameters()
+            if self.clip_grad > 0.0 and parameters:
+                clip_grad_by_total_norm_fp32(parameters, max_norm=self.clip_grad, total_norm=norm)
+        return bool(self.optimizer.step_with_ready_grads()), norm
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """What this rank's part of the optimizer remembers, by what it is."""
+        for inner in self.distributed:
+            for state in inner.optimizer.state.values():
+                yield from ((name, value) for name, value in state.items() if isinstance(value, torch.Tensor))
+            for group in inner.optimizer.param_groups:
+                yield from (("main parameter", parameter) for parameter in group["params"])
 
     def _state(self) -> Offloaded:
         """Optimizer moments and parameters; the moments come into being with the first step."""

@@ -1,6 +1,6 @@
 """This rank's shard of the policy and of the reference: what they say of samples, and the policy's update."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -9,6 +9,7 @@ from spmd_rl.algorithms.policy_loss import token_loss
 from spmd_rl.config.config import Config
 from spmd_rl.config.model_shape import ModelShape
 from spmd_rl.distributed.layout import TrainLayout
+from spmd_rl.distributed.whereabouts import at
 from spmd_rl.training.forward import run_passes
 from spmd_rl.training.megatron_config import transformer_config
 from spmd_rl.training.model import PolicyModel, build_model
@@ -30,6 +31,8 @@ class Learned:
     updated: bool
     grad_norm: float
     gap_max: float = 0.0
+    broken: str = ""
+    """Where the update was not made: a parameter whose gradient is not finite on this rank."""
     sums: dict[str, float] = field(default_factory=dict)
 
 
@@ -64,8 +67,10 @@ class Trainer:
         config = transformer_config(
             self.shape, self.layout, self.dtype, self.config.parallel.sequence, self.config.train.recompute
         )
-        model = build_model(self.shape, self.layout, config).to(self.device)
-        load(model.weights(), path)
+        with at("builds the model"):
+            model = build_model(self.shape, self.layout, config).to(self.device)
+        with at(f"loads weights from {path}"):
+            load(model.weights(), path)
         return model
 
     def parameters(self) -> dict[str, torch.Tensor]:
@@ -162,8 +167,18 @@ class Trainer:
             return (weight * loss).sum()
 
         self._run(self.wrapped, self.policy, packs, use, backward=True)
-        learned.updated, learned.grad_norm = self.optimizer.step(learning_rate)
+        with at("optimizer step"):
+            learned.updated, learned.grad_norm = self.optimizer.step(learning_rate)
+        if not learned.updated:
+            learned.broken = first_not_finite(
+                (name, weight.main_grad) for name, weight in self.policy.named() if weight.requires_grad
+            )
         return learned
+
+    def broken(self) -> str:
+        """What of this rank's weights and optimizer is not finite, its first; nothing in a sound run."""
+        weights = first_not_finite(self.parameters().items())
+        return weights or first_not_finite(self.optimizer.tensors())
 
     @staticmethod
     def _report(
@@ -188,3 +203,13 @@ class Trainer:
             "correction/logprob_gap_mean": gap.sum(),
         }.items():
             learned.sums[name] = learned.sums.get(name, 0.0) + float(value)
+
+
+def first_not_finite(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
+    """The name of the first that holds an inf or a nan; "" for none."""
+    return next((name for name, tensor in tensors if not _finite(tensor)), "")
+
+
+def _finite(tensor: torch.Tensor) -> bool:
+    # No inf or nan hides in a sum, which reads once; large values can overflow in it, and are looked at one by one.
+    return bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())

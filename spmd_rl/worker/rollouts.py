@@ -68,6 +68,14 @@ class Rollouts:
 
         started = time.perf_counter()
         self.engine.generate(requests, sampling, finished)
+        broken = [completion for completion in made if not bool(completion.logprobs.isfinite().all())]
+        if broken:
+            first = broken[0].id
+            raise RuntimeError(
+                f"rank {self.rank}: {len(broken)} of {len(made)} samples have log-probabilities that are not finite "
+                f"(the first: sample {first}, of row {rows[first // samples_per_prompt]}): its engine's weights, or "
+                "what it computes with them, are broken"
+            )
         tickets = [
             Ticket(
                 id=completion.id,

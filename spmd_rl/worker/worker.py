@@ -17,6 +17,7 @@ from spmd_rl.distributed.commands import Commands
 from spmd_rl.distributed.exchange import exchange
 from spmd_rl.distributed.layout import RolloutLayout, TrainLayout
 from spmd_rl.distributed.verb import verb
+from spmd_rl.distributed.whereabouts import at, move
 from spmd_rl.distributed.world import World
 from spmd_rl.platforms.platform import Platform
 from spmd_rl.rewards.pool import GraderPool
@@ -64,6 +65,7 @@ class Worker:
         self.judges = {
             name: Judge(config, name, reader, self.trainer, world) for name, reader in (readers or {}).items()
         }
+        move(doing="starts vLLM")
         self.engine = Engine(
             config.model.path,
             shape,
@@ -79,6 +81,7 @@ class Worker:
             config.model.trust_remote_code,
         )
         self.engine.sleep()
+        move(doing="plans the refresh")
         bucket = config.rollout.refresh_bucket_mib
         self.residency = Residency(
             self.trainer,
@@ -103,6 +106,7 @@ class Worker:
         self.rollouts = Rollouts(
             self.engine, self.rollout_layout, world.rank, prompts, tokenizer, pool, self.store, config.run.seed
         )
+        move(doing="")
         self.packs: list[list[Packed]] = []
         self.peaks = {"start": platform.peak_memory_bytes()}
         self.done = False
@@ -126,7 +130,9 @@ class Worker:
         method = getattr(self, name)
         assert method.is_verb, name
         self.platform.reset_peak_memory()
+        move(verb=name)
         answer = method(**arguments)
+        move(verb="")
         self.peaks[name] = max(self.peaks.get(name, 0), self.platform.peak_memory_bytes())
         return answer
 
@@ -171,7 +177,8 @@ class Worker:
             to_wire(made for made in mine if routes[made.id] == self.train_layout.coords(rank).data)
             for rank in range(self.world.size)
         ]
-        incoming, sent = exchange(outgoing, self.world.payload)
+        with at("exchanges samples"):
+            incoming, sent = exchange(outgoing, self.world.payload)
         self.store.training = {sample.id: sample for wire in incoming for sample in from_wire(wire)}
         held = self.store.training
         self.packs = [

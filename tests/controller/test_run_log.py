@@ -176,6 +176,19 @@ def test_the_step_line_reads_as_documented():
     assert step_line({"step": 3, "grad_norm": math.nan}, steps=40, world_size=2) == "step  3/40  grad nan"
 
 
+def test_so_many_updates_in_a_row_that_were_skipped_end_the_run_and_one_that_was_made_begins_the_count_anew(
+    tmp_path, capsys
+):
+    config = replace(CONFIG, train=replace(CONFIG.train, max_skipped=2))
+    with pytest.raises(RuntimeError, match="train.max_skipped = 2: .*in step 4: the norm is nan"):
+        with RunLog(config, tmp_path / "run", 2) as log:
+            for step, why in ((1, "the norm is inf"), (2, ""), (3, "the norm is nan"), (4, "the norm is nan")):
+                with log.step(step):
+                    log.learning({"update/skipped": float(bool(why))}, why)
+    assert [row["update/skipped"] for row in rows_of(tmp_path / "run")] == [1.0, 0.0, 1.0]
+    assert "step 1: the update was skipped: the norm is inf" in capsys.readouterr().out
+
+
 def test_the_evaluation_line_names_the_benchmark_and_the_moment():
     metrics = {"eval/gsm8k/accuracy": 0.5, "eval/gsm8k/response_length_mean": 30.0}
     assert evaluation_line(0, metrics) == "evaluation before training: gsm8k accuracy 0.500"
@@ -367,3 +380,58 @@ def test_a_run_that_goes_on_keeps_what_is_before_and_sets_aside_what_came_later(
     said = (run / "run.log").read_text()
     assert "goes on after step 2" in said and "what it had done after step 2 is in" in said
     assert said.count("run small:") == 2
+
+
+def test_after_a_continuation_the_next_row_and_the_log_say_what_was_lost(tmp_path, capsys):
+    with RunLog(CONFIG, tmp_path / "run", 1) as log:
+        for step in (1, 2, 3, 4):
+            with log.step(step):
+                time.sleep(0.01)
+    times = [row["time"] for row in rows_of(tmp_path / "run")]
+    with open(tmp_path / "run" / "metrics.jsonl", "a") as file:
+        file.write('{"step": 5, "ti')  # it was killed while it wrote
+    with RunLog(CONFIG, tmp_path / "run", 1, resumed=2, restarts=3) as log:
+        for step in (3, 4):
+            with log.step(step):
+                pass
+    rows = rows_of(tmp_path / "run")
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    assert (rows[2]["restart/count"], rows[2]["restart/lost_steps"]) == (3, 2)
+    assert rows[2]["restart/lost_seconds"] == pytest.approx(times[3] - times[1])
+    assert "restart/count" not in rows[1] | rows[3]
+    assert "torchrun has started the ranks again 3 times; lost: 2 steps" in capsys.readouterr().out
+
+
+def test_a_restart_without_any_checkpoint_loses_all_steps(tmp_path):
+    with RunLog(CONFIG, tmp_path / "run", 1) as log, log.step(1):
+        pass
+    with RunLog(CONFIG, tmp_path / "run", 1, restarts=1) as log, log.step(1):
+        pass
+    [row] = rows_of(tmp_path / "run")
+    assert (row["restart/count"], row["restart/lost_steps"]) == (1, 1)
+    with RunLog(CONFIG, tmp_path / "run", 1) as log, log.step(1):
+        pass
+    assert "restart/count" not in rows_of(tmp_path / "run")[0]  # another run in the same place
+
+
+def test_a_kill_while_an_earlier_run_is_moved_leaves_the_rest_to_the_next_start(tmp_path, monkeypatch):
+    run_dir = tmp_path / "run"
+    with RunLog(CONFIG, run_dir, 1) as log, log.step(1):
+        pass
+    (run_dir / "samples" / "step_000001.jsonl").write_text("{}\n")
+    rename, moved = Path.rename, []
+
+    def interrupted(path, target):
+        if len(moved) == 2:
+            raise KeyboardInterrupt
+        moved.append(path.name)
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        RunLog(CONFIG, run_dir, 1)
+    monkeypatch.undo()
+    RunLog(CONFIG, run_dir, 1).close()
+    assert rows_of(run_dir) == []
+    assert not list((run_dir / "samples").iterdir())
+    assert len(list((run_dir / "earlier").rglob("step_000001.jsonl"))) == 1

@@ -37,6 +37,16 @@ def says_words_later(sample):
 '''
 
 
+# What nobody may find in anything that a run leaves: in its environment, and in an address among its settings.
+CANARIES = {
+    "WANDB_API_KEY": "c0ffee" * 6 + "dead",
+    "HF_TOKEN": "hf_canaryInTheEnvironment",
+    "HUGGING_FACE_HUB_TOKEN": "hf_canaryOfTheHub",
+    "SOME_SERVICE_PASSWORD": "canary-password-7",
+}
+ADDRESS = "https://canary-name:canary-word@example.org/rows?version=2&access_token=canary-parameter"
+
+
 def flags(model, run_dir, **others) -> list[str]:
     config = {
         "model.path": model,
@@ -130,13 +140,14 @@ def finished(tiny_models, rules, scorers, tmp_path_factory):
             "evaluation.temperature": 0.8,
             "evaluation.max_response_length": 10,
             "run.wandb": "offline",
+            "run.name": f"everything, from {ADDRESS}",
             "run.samples_logged": -1,
             "checkpoint.every_steps": 1,
         },
     )
     marked = {"TMPDIR": str(run_dir.parent / "tmp"), "SPMD_RL_SOAK": str(run_dir)}
     shared_before = set(os.listdir("/dev/shm"))
-    running = start(arguments, environment=marked)
+    running = start(arguments, environment=CANARIES | marked)
     output, _ = running.communicate(timeout=400)
     (run_dir.parent / "shared_before").write_text(json.dumps(sorted(shared_before)))
     assert running.returncode == 0, output[-6000:]
@@ -165,6 +176,17 @@ def test_a_run_leaves_metrics_samples_tensorboard_wandb_config_and_a_model(finis
 
     assert AutoModelForCausalLM.from_pretrained(run_dir / "hf").config.num_hidden_layers == 4
     assert AutoTokenizer.from_pretrained(run_dir / "hf").decode([100])
+
+
+def test_no_secret_is_in_anything_that_a_run_writes_or_says(finished):
+    run_dir, output, _ = finished
+    said = {str(path): path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
+    assert {"config.yaml", "run.log", "state.json", "metrics.jsonl"} <= {Path(name).name for name in said}
+    assert "everything, from https://***@example.org/rows?version=2&access_token=***" in output
+    assert "https://***@example.org" in (run_dir / "config.yaml").read_text()
+    for name, content in (said | {"the console": output.encode()}).items():
+        for secret in (*CANARIES.values(), "canary-name", "canary-word", "canary-parameter"):
+            assert secret.encode() not in content, f"{secret} is in {name}"
 
 
 def test_every_patch_is_named_in_the_log(finished):
@@ -328,6 +350,11 @@ def test_a_truncated_weight_file_is_named(tiny_models, tmp_path):
     weights.write_bytes(weights.read_bytes()[:-1000])
     text = refused(model, tmp_path)
     assert str(weights) in text
+
+
+def test_an_error_says_no_secrets(tiny_models, tmp_path):
+    text = refused(tiny_models["llama"], tmp_path, **{"data.source": ADDRESS})
+    assert "data.source = https://***@example.org/rows?version=2&access_token=***" in text and "canary" not in text
 
 
 def test_a_reward_rule_that_cannot_be_imported_is_named(tiny_models, tmp_path):

@@ -1,6 +1,7 @@
 """One rank of tests/spmd/test_training.py: the same samples under many layouts, in one process."""
 
 import dataclasses
+import math
 import os
 
 from spmd.ranks import arguments, report
@@ -71,6 +72,9 @@ def main() -> None:
         if "score" in case:
             results.append(score(case, trainer, shard))
             continue
+        if "checkpoint" in case:
+            results.append(go_on(case, trainer, shard, world))
+            continue
         samples, tickets = make_samples(shape.vocabulary)
         advantages = advantages_of(samples)
         total = sum(ticket.response_tokens for ticket in tickets)
@@ -104,9 +108,69 @@ def main() -> None:
                 "tokens": sum(pack.tokens.shape[1] for pack in packs),
                 "gradients": compared[0],
                 "steps": compared[1],
+                "skipped": skips_what_is_not_finite(trainer, world.rank == world.size - 1),
             }
         )
     report(world.rank, {"cases": results})
+
+
+def skips_what_is_not_finite(trainer, here: bool) -> bool:
+    """Whether this rank's weights and moments stay when a gradient is not finite: of one rank, which is here or not."""
+    import torch
+
+    from spmd_rl.training.trainer import first_not_finite
+
+    state = {f"weight {name}": tensor for name, tensor in trainer.parameters().items()}
+    state |= {f"{number} {name}": tensor for number, (name, tensor) in enumerate(trainer.optimizer.tensors())}
+    before = {name: tensor.clone() for name, tensor in state.items()}
+    names = [name for name, _ in trainer.policy.named()]
+    skipped = len(before) > len(names)
+    for value in (float("nan"), float("inf")):
+        if here:
+            for parameter in trainer.policy.parameters():
+                parameter.main_grad.fill_(value)
+        made, norm = trainer.optimizer.step(LEARNING_RATE)
+        skipped &= not made and not math.isfinite(norm)
+    broken = first_not_finite((name, parameter.main_grad) for name, parameter in trainer.policy.named())
+    skipped &= (broken == names[0]) if here else True
+    skipped &= trainer.broken() == ""
+    skipped &= all(torch.equal(before[name], tensor) for name, tensor in state.items())
+    # What would be saved is looked at to the last element, and large values are not taken for infinite ones.
+    name, weight = next(reversed(trainer.parameters().items()))
+    for value, broken in ((torch.finfo(weight.dtype).max, ""), (math.nan, name), (-math.inf, name)):
+        weight.view(-1)[-2:] = value
+        skipped &= trainer.broken() == broken
+    return skipped
+
+
+def go_on(case, trainer, shard, world) -> dict:
+    """Two steps from a checkpoint, which the case that `begins` makes after a first step and the others take up."""
+    from pathlib import Path
+
+    from spmd.samples import advantages_of, make_samples, perturb
+    from spmd_rl.controller.planner import plan_microbatches
+    from spmd_rl.worker.saving import Saving
+
+    def step(rate: float) -> dict:
+        samples, tickets = make_samples(trainer.shape.vocabulary)
+        total = sum(ticket.response_tokens for ticket in tickets)
+        plan = plan_microbatches(tickets, trainer.layout.data, 1, case["budget"], case["share"])
+        mine = plan.minibatches[0].microbatches[trainer.place.data_rank]
+        packs = trainer.pack([[[samples[i] for i in group] for group in batch] for batch in mine], case["share"])
+        trainer.score(packs, "policy")
+        trainer.score(packs, "reference")
+        perturb(samples.values())
+        learned = trainer.learn(packs, advantages_of(samples), dict.fromkeys(samples, 1.0 / total), rate)
+        return {"sums": learned.sums, "grad_norm": learned.grad_norm}
+
+    saving, directory = Saving(trainer, shard, world), Path(case["checkpoint"])
+    if case["begins"]:
+        step(1e-3)
+        saving.begin(directory)
+        assert saving.progress(wait=True)["failed"] is None
+    else:
+        saving.load(directory, only_weights=False)
+    return {"steps": [step(1e-3), step(1e-3)]}
 
 
 def score(case, trainer, shard) -> dict:

@@ -1,0 +1,62 @@
+"""What this process is at: step, phase, verb, and what of it. What watches a run, or disturbs it, asks here."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+WAITS = "waits for "
+"""How the `doing` of a rank begins that only waits for others at the control group."""
+IDLE = "waits for a person"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank is in the story."""
+
+    step: int = 0
+    """Counted from 1, as rank 0 tells it; 0 before the first."""
+    phase: str = "start"
+    """The name of its time in the metrics: timing/<phase>."""
+    verb: str = ""
+    """Empty between two verbs."""
+    doing: str = ""
+    """What of it: a bucket, a request, a sample, whom it waits for."""
+    since: float = field(default_factory=time.monotonic)
+    """time.monotonic() when it came here."""
+
+
+Listener = Callable[[Place], None]
+
+_place = Place()
+_listeners: list[Listener] = []
+
+
+def here() -> Place:
+    """Where this rank is."""
+    return _place
+
+
+def move(**changes: Any) -> None:
+    """This rank goes on: the fields of Place that change. The listeners hear of it, on this thread; they may raise."""
+    global _place
+    _place = replace(_place, since=time.monotonic(), **changes)
+    for listener in _listeners:
+        listener(_place)
+
+
+@contextmanager
+def at(doing: str) -> Iterator[None]:
+    """This rank is at a part of its verb inside."""
+    before = _place.doing
+    move(doing=doing)
+    try:
+        yield
+    finally:
+        move(doing=before)
+
+
+def listen(listener: Listener, first: bool = False) -> None:
+    """Hear of every move from now on; `first`: before the others, of which one may end or stop this process."""
+    _listeners.insert(0, listener) if first else _listeners.append(listener)

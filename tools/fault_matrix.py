@@ -1,0 +1,305 @@
+"""What a run makes of each fault: `python tools/fault_matrix.py [GROUP ...]` injects them and prints a table.
+
+Every group is one run of a tiny random model on two CPU ranks under `torchrun --max-restarts`, with the faults of the
+group one after another; docs/faults.md holds what it printed. `--list` names the groups, `--keep DIR` keeps the runs.
+"""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+RESTARTED, WENT_ON, STOPPED = "started again from the newest checkpoint", "goes on", "stops"
+# What a clock or a memory meter says is another time's.
+MEASURED = ("time", "timing/", "memory/", "bytes/", "e2e_tps", "update_tps", "vllm_tps", "rollout/response_tps")
+MEASURED += ("rollout/imbalance_fraction", "restart/", "process/")
+# The first is the same parameter in training and rollout, which on a CPU share its memory; the second is not.
+NORM, BIAS = "model.layers.1.input_layernorm.weight", "model.layers.1.self_attn.q_proj.bias"
+RULE = "def variety(sample):\n    return len(set(sample.response)) % 5 / 5\n"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A fault, and what is expected of the run."""
+
+    fault: str
+    """With the rank and the step: faults are told apart by the order in which they strike."""
+    by: str
+    """What detects it."""
+    says: str
+    """Regular expression of the words; what they match stands in the table. Empty: nothing is said."""
+    then: str
+
+
+@dataclass(frozen=True)
+class Group:
+    cases: tuple[Case, ...]
+    exact: bool
+    """At the end, all is bit-identical to a run without faults."""
+    restarts: int = 0
+    settings: tuple[str, ...] = ()
+    world_size: int = 2
+
+
+@dataclass
+class Seen:
+    """What became of one fault; seconds from the strike."""
+
+    struck: str = ""
+    said: str = ""
+    seconds: float | None = None
+
+
+@dataclass
+class Outcome:
+    directory: Path
+    status: int
+    output: list[str]
+    seen: list[Seen] = field(default_factory=list)
+
+
+def killed(rank: int) -> str:
+    return rf"exitcode: -9\) local_rank: {rank}"
+
+
+UNLIKELY = r"rank 1: 1 of \d+ samples have log-probabilities that are not finite .*\)"
+UNSAVED = r"rank 0: \S+ holds values that are not finite, so nothing is saved"
+GROUPS = {
+    # The suite runs this one (tests/spmd/test_faults.py).
+    "restarts": Group(
+        (
+            Case("slow:reward,rank=0,seconds=1,step=1", "nothing needs to", "", WENT_ON),
+            Case("slow:rank=1,phase=exchange,seconds=1,step=1", "nothing needs to", "", WENT_ON),
+            Case(
+                "raise:rank=0,phase=update,step=1,error=MemoryError",
+                "the rank itself",
+                r"MemoryError: injected by raise:rank=0\S*",
+                RESTARTED,
+            ),
+            Case(
+                f"corrupt:param={BIAS},bit=3,rank=1,step=2",
+                "proof of sync",
+                rf"{BIAS}\[0:\d+\]: not as in \S+ of training on rank 0 .*: \S+ of rollout on rank 1",
+                RESTARTED,
+            ),
+            # Step 2 may be on its way to the disk.
+            Case("kill:rank=1,phase=rollout,step=3", "torchrun", killed(1), RESTARTED),
+            Case("disk_full:rank=1,step=4", "the writer", r"step 4 could not be saved: .*No space left", WENT_ON),
+        ),
+        exact=True,
+        restarts=8,
+    ),
+    # And this one, whose faults change what is learned.
+    "learning": Group(
+        (
+            Case("kill:reward,rank=0,step=1", "the grader pool", r"rule .*: its process .*scores 0\.0 by it", WENT_ON),
+            Case("stop:reward,rank=1,step=2", "the grader pool", r"rule .* took longer than .* 0\.0 by it", WENT_ON),
+            Case(
+                "nan:phase=update,of=gradient,rank=1,step=3",
+                "the gradient's norm",
+                r"step 3: the update was skipped: .*",
+                WENT_ON,
+            ),
+            Case("nan:phase=checkpoint,rank=0,step=4", "the save", UNSAVED, RESTARTED),
+            Case(
+                "nan:phase=update,of=loss,rank=1,step=5",
+                "the gradient's norm",
+                r"step 5: the update was skipped: .*",
+                WENT_ON,
+            ),
+            Case("nan:phase=rollout,rank=1,step=6", "the rank itself", UNLIKELY, STOPPED),
+        ),
+        exact=False,
+        restarts=1,
+        settings=("--reward.timeout_seconds", "3"),
+    ),
+    "skipped": Group(
+        (
+            Case(
+                "nan:phase=update,of=loss,rank=1,step=1", "the gradient's norm", r"step 1: the update was .*", WENT_ON
+            ),
+            Case(
+                "nan:phase=update,of=loss,rank=0,step=2",
+                "train.max_skipped",
+                r"train\.max_skipped = 2: .*in step 2: [^;]*; [^;]*",
+                STOPPED,
+            ),
+        ),
+        exact=False,
+        settings=("--train.max_skipped", "2"),
+    ),
+    "more": Group(
+        (
+            Case(
+                "raise:rank=1,phase=evaluation,step=2",
+                "the rank itself",
+                r"RuntimeError: injected by raise:rank=1\S*",
+                RESTARTED,
+            ),
+            Case("kill:rank=0,phase=checkpoint,step=2", "torchrun", killed(0), RESTARTED),
+            Case(
+                f"corrupt:param={NORM},bit=3,side=training,rank=1,step=3",
+                "proof of sync",
+                rf"{NORM}\[0:\d+\]: not as in \S+ of training on rank 0 .*: \S+ of training on rank 1.*",
+                RESTARTED,
+            ),
+            Case("nan:phase=rollout,rank=1,step=3", "the rank itself", UNLIKELY, RESTARTED),
+            Case("kill:rank=0,phase=update,step=4,after=0.01", "torchrun", killed(0), RESTARTED),
+            Case("kill:rank=1,phase=reshard_to_infer,step=5", "torchrun", killed(1), RESTARTED),
+        ),
+        exact=True,
+        restarts=8,
+    ),
+}
+PLACE = re.compile(r"inject: rank \d+ .* in .* of step \d+.*, at ")
+
+
+def command(root: Path, run_dir: Path, restarts: int, world_size: int = 2, *more: str) -> list[str]:
+    """One run of six steps, saved and evaluated at every second one."""
+    return [
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(world_size)),
+        *("--max-restarts", str(restarts), "-m", "spmd_rl.grpo", "--model.path", str(root / "model")),
+        *("--model.dtype", "float32", "--run.dir", str(run_dir), "--run.platform", "cpu", "--run.samples_logged", "-1"),
+        *("--run.tensorboard", "False", "--rollout.max_response_length", "10", "--rollout.max_sequences", "8"),
+        *("--rollout.cache_gib", "0.02", "--data.max_prompt_length", "120", "--data.eval_problems", "4"),
+        *("--evaluation.every_steps", "2", "--train.prompts_per_step", "4", "--algorithm.samples_per_prompt", "4"),
+        *("--train.learning_rate", "1e-3", "--reward.rules", f"{root / 'rule.py'}:variety", "1.0"),
+        *("--train.steps", "6", "--checkpoint.every_steps", "2", "--checkpoint.keep_last", "9", *more),
+    ]
+
+
+def prepare(root: Path) -> None:
+    """The model and the reward rule that all runs share."""
+    from tiny_models import make_tiny
+    from tiny_tokenizer import make_tokenizer
+
+    make_tokenizer(make_tiny(root / "model", "qwen2"))
+    (root / "rule.py").write_text(RULE)
+
+
+def undisturbed(root: Path) -> Outcome:
+    """The run that nothing happens to."""
+    return _run(root, "undisturbed", [], 0, 2, ())
+
+
+def suffer(root: Path, name: str) -> Outcome:
+    """The run of one group."""
+    group = GROUPS[name]
+    return _run(root, name, list(group.cases), group.restarts, group.world_size, group.settings)
+
+
+def _run(root: Path, name: str, cases: list[Case], restarts: int, world_size: int, settings: tuple) -> Outcome:
+    faults = ("--inject", *(case.fault for case in cases)) if cases else ()
+    run_dir = root / name
+    process = subprocess.Popen(
+        command(root, run_dir, restarts, world_size, *settings, *faults),
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "400"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    done = Outcome(run_dir, 0, [], [Seen() for _ in cases])
+    struck = -1
+    since = 0.0
+    for line in process.stdout:
+        now, line = time.monotonic(), line.rstrip()
+        done.output.append(line)
+        if PLACE.match(line):
+            struck, since = struck + 1, now
+            if struck < len(cases):
+                done.seen[struck].struck = line
+        elif 0 <= struck < len(cases) and cases[struck].says and not done.seen[struck].said:
+            found = re.search(cases[struck].says, line)
+            if found:
+                done.seen[struck].said, done.seen[struck].seconds = found[0], now - since
+    done.status = process.wait()
+    return done
+
+
+def difference(run_a: Path, run_b: Path) -> str | None:
+    """The first thing in which two runs differ, but for what a clock or a memory meter says."""
+    for name in ("metrics.jsonl", "hf/model.safetensors"):
+        if not ((run_a / name).exists() and (run_b / name).exists()):
+            return f"{name} is not in both"
+    here, there = (
+        [
+            {name: value for name, value in json.loads(line).items() if not name.startswith(MEASURED)}
+            for line in (run / "metrics.jsonl").read_text().splitlines()
+        ]
+        for run in (run_a, run_b)
+    )
+    if len(here) != len(there):
+        return f"metrics.jsonl has {len(here)} and {len(there)} rows"
+    for one, other in zip(here, there, strict=True):
+        for name in dict.fromkeys((*one, *other)):
+            if one.get(name) != other.get(name):
+                return f"step {one['step']}: {name} is {one.get(name)} and {other.get(name)}"
+    files = [
+        sorted(p.relative_to(r) for d in ("samples", "evaluations") for p in (r / d).iterdir()) for r in (run_a, run_b)
+    ]
+    if files[0] != files[1]:
+        return f"files are {files[0]} and {files[1]}"
+    for name in (*files[0], "hf/model.safetensors"):
+        if (run_a / name).read_bytes() != (run_b / name).read_bytes():
+            return f"{name} has other bytes"
+    return None
+
+
+def table(rows: list[tuple[str, str, str, str, str, str]]) -> str:
+    """As Markdown."""
+    head = ("Fault", "Detected by", "What it says", "after", "The run", "In the end")
+    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in (head, *rows)]
+    return "\n".join([lines[0], "|---|---|---|---|---|---|", *lines[1:]])
+
+
+def told(case: Case, seen: Seen, end: str) -> tuple[str, str, str, str, str, str]:
+    """A row of the table."""
+    said = f"`{' '.join(seen.said.split())}`" if seen.said else ("nothing" if not case.says else "NOT DETECTED")
+    after = "" if seen.seconds is None else f"{seen.seconds:.1f} s"
+    return f"`{case.fault}`", case.by, said, after, case.then, end if seen.struck else "DID NOT STRIKE"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("groups", nargs="*", metavar="GROUP", help="default: all")
+    parser.add_argument("--list", action="store_true", help="name the groups and their faults, and end")
+    parser.add_argument("--keep", type=Path, help="directory for the runs and what they said; default: thrown away")
+    chosen = parser.parse_args()
+    unknown = [name for name in chosen.groups if name not in GROUPS]
+    if unknown:
+        parser.error(f"{', '.join(unknown)}: there are the groups {', '.join(GROUPS)}")
+    names = chosen.groups or list(GROUPS)
+    if chosen.list:
+        for name in names:
+            print(name, *(f"  {case.fault}" for case in GROUPS[name].cases), sep="\n")
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        root = (chosen.keep or Path(scratch)).resolve()
+        root.mkdir(parents=True, exist_ok=True)
+        prepare(root)
+        calm = undisturbed(root) if any(GROUPS[name].exact for name in names) else None
+        rows = []
+        for name in names:
+            group, outcome = GROUPS[name], suffer(root, name)
+            (root / f"{name}.txt").write_text("\n".join(outcome.output) + "\n")
+            end = "not compared"
+            if group.exact and calm is not None:
+                differs = difference(calm.directory, outcome.directory)
+                end = "bit-identical" if differs is None else f"DIFFERS: {differs}"
+            rows += [told(case, seen, end) for case, seen in zip(group.cases, outcome.seen, strict=True)]
+            print(f"{name}: exit status {outcome.status}, {end}", file=sys.stderr, flush=True)
+        print(table(rows))
+
+
+if __name__ == "__main__":
+    main()
