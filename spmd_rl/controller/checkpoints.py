@@ -90,7 +90,7 @@ class Checkpoints:
         files = {name: {"bytes": (partial / name).stat().st_size, "digest": found} for name, found in digests.items()}
         _write(partial / FILES, json.dumps(files, indent=1))
         if path.exists():  # the same step, done again after an older one was taken up
-            shutil.rmtree(path)
+            _remove(path)
         partial.rename(path)
         _sync_directory(self.directory)
         pointer = self.directory / f"{LATEST}.new"
@@ -148,10 +148,7 @@ class Checkpoints:
             keep.add(best.step)
         for saved in found:
             if saved.step not in keep:
-                # Under its own name no more before its files go: a kill in between leaves nothing half removed.
-                going = saved.path.with_name(saved.path.name + ".removed.partial")
-                saved.path.rename(going)
-                shutil.rmtree(going)
+                _remove(saved.path)
 
     def best(self, found: Sequence[Saved]) -> Saved | None:
         """The one with the largest (or smallest) value of checkpoint.keep_best; of equals, the earliest."""
@@ -170,6 +167,13 @@ class Checkpoints:
 def digests_here(directory: Path, names: Sequence[str]) -> dict[str, str]:
     """The digests of some files, computed by this process alone."""
     return {name: digest(directory / name) for name in names}
+
+
+def _remove(path: Path) -> None:
+    """Under its own name no more before its files go: a kill in between leaves nothing half removed."""
+    going = path.with_name(path.name + ".removed.partial")
+    path.rename(going)
+    shutil.rmtree(going)
 
 
 def _name(step: int) -> str:

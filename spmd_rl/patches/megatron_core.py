@@ -1,6 +1,9 @@
 """Changes to Megatron-Core, each with its reason."""
 
-import multiprocessing
+import pickle
+import queue
+import struct
+import tempfile
 from typing import Any
 
 import torch
@@ -9,6 +12,7 @@ from spmd_rl.patches.cpu_torch import host_torch
 from spmd_rl.patches.patch import Patch
 
 _VERSIONS = ">=0.16.1,<0.17"
+_LENGTH = struct.Struct("<q")
 _SOURCE = "https://github.com/NVIDIA/Megatron-LM/tree/core_v0.16.1/megatron/core"
 
 
@@ -109,16 +113,36 @@ def _fill_states(original: Any) -> Any:
     return fill
 
 
-def _plain_queue(original: Any) -> Any:
-    """A queue in memory that a forked writer shares with this process."""
-    queues: list[Any] = []
+class _Results:
+    """What a forked writer leaves for the process that forked it: one object, in a file that has no name.
 
-    def queue() -> Any:
-        if not queues:
-            queues.append(multiprocessing.get_context("fork").Queue())
-        return queues[0]
+    A queue's pipe would do for small models only: it holds 64 KiB, and nobody reads it before the writer has ended.
+    """
 
-    return queue
+    def __init__(self) -> None:
+        self._file = tempfile.TemporaryFile()
+
+    def put(self, result: Any) -> None:
+        data = pickle.dumps(result)
+        self._file.seek(_LENGTH.size)
+        self._file.write(data)
+        self._file.flush()
+        # The length comes last: a writer that is killed before has left nothing.
+        self._file.seek(0)
+        self._file.write(_LENGTH.pack(len(data)))
+        self._file.flush()
+
+    def get_nowait(self) -> Any:
+        self._file.seek(0)
+        head = self._file.read(_LENGTH.size)
+        if len(head) < _LENGTH.size or not any(head):
+            raise queue.Empty
+        return pickle.loads(self._file.read(_LENGTH.unpack(head)[0]))
+
+
+def _results_in_a_file(original: Any) -> Any:
+    """Asked once for each save."""
+    return _Results
 
 
 PATCHES = (
@@ -252,8 +276,8 @@ PATCHES = (
         reason="the results of writing a checkpoint go through a server process that is spawned for it: it takes seconds to "
         "start, and stays when its rank is killed",
         upstream=f"{_SOURCE}/dist_checkpointing/strategies/filesystem_async.py#L51",
-        until="Megatron-Core passes the results of its forked writers through a queue of theirs",
-        make=_plain_queue,
+        until="Megatron-Core passes the results of its forked writers on without a server process",
+        make=_results_in_a_file,
     ),
     Patch(
         package="megatron-core",
