@@ -67,7 +67,8 @@ class Bench:
         self.trainer = Trainer(config, shape, layout, place, device, lambda p, path: load_shard(path, shard, p, shape))
         self.saving = Saving(self.trainer, shard, world)
         self.world, self.layout = world, layout
-        self.root = Path(self._all(tempfile.mkdtemp(prefix="checkpoint_", dir=os.environ.get("BENCH_DIR")))[0])
+        made = tempfile.mkdtemp(prefix="checkpoint_", dir=os.environ.get("BENCH_DIR")) if world.rank == 0 else ""
+        self.root = Path(self._all(made)[0])
         self._samples(shape.vocabulary, place.data_rank)
 
     def _samples(self, vocabulary: int, data_rank: int) -> None:
