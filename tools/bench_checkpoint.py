@@ -5,6 +5,7 @@ the settings of spmd_rl.grpo. Prints on rank 0 how long training is kept from go
 top (the proportional set size of a rank and its writers), bytes, and bytes a second.
 """
 
+import gc
 import os
 import shutil
 import statistics
@@ -20,7 +21,7 @@ import psutil
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 ROUNDS = 3
-STEPS_BEFORE = 3
+STEPS_BEFORE = 2
 MIB = 2**20
 
 
@@ -67,11 +68,12 @@ class Bench:
         self.trainer = Trainer(config, shape, layout, place, device, lambda p, path: load_shard(path, shard, p, shape))
         self.saving = Saving(self.trainer, shard, world)
         self.world, self.layout = world, layout
-        self.root = Path(self._all(tempfile.mkdtemp(prefix="checkpoint_", dir=os.environ.get("BENCH_DIR")))[0])
+        made = tempfile.mkdtemp(prefix="checkpoint_", dir=os.environ.get("BENCH_DIR")) if world.rank == 0 else ""
+        self.root = Path(self._all(made)[0])
         self._samples(shape.vocabulary, place.data_rank)
 
     def _samples(self, vocabulary: int, data_rank: int) -> None:
-        """What training steps are made on: 8 random samples, the same on all ranks."""
+        """What training steps are made on: 4 random samples, the same on all ranks."""
         import torch
 
         from spmd_rl.controller.planner import plan_microbatches
@@ -80,10 +82,10 @@ class Bench:
 
         draw = torch.Generator().manual_seed(3)
         held, tickets = {}, []
-        for name in range(8):
-            prompt, response = (torch.randint(3, vocabulary, (32,), generator=draw) for _ in range(2))
-            held[name] = TrainSample(name, prompt, response, torch.full((32,), -6.0))
-            tickets.append(Ticket(name, name, 0, 0, 32, 32, "stop"))
+        for name in range(4):
+            prompt, response = (torch.randint(3, vocabulary, (16,), generator=draw) for _ in range(2))
+            held[name] = TrainSample(name, prompt, response, torch.full((16,), -6.0))
+            tickets.append(Ticket(name, name, 0, 0, 16, 16, "stop"))
         plan = plan_microbatches(tickets, self.layout.data, 1, 256, False)
         mine = plan.minibatches[0].microbatches[data_rank]
         self.packs = self.trainer.pack([[[held[i] for i in group] for group in batch] for batch in mine], False)
@@ -91,7 +93,7 @@ class Bench:
         self.trainer.score(self.packs, "policy")
         if self.trainer.reference is not None:
             self.trainer.score(self.packs, "reference")
-        self.advantages, self.weights = dict.fromkeys(held, 0.1), dict.fromkeys(held, 1.0 / 256)
+        self.advantages, self.weights = dict.fromkeys(held, 0.1), dict.fromkeys(held, 1.0 / 64)
 
     def _all(self, value: Any) -> list[Any]:
         import torch.distributed as dist
@@ -156,6 +158,8 @@ class Bench:
     def run(self) -> list[str]:
         for _ in range(STEPS_BEFORE):
             self.step()
+        gc.collect()
+        gc.freeze()  # as program.py does
         first, _ = self.waited_for(0)  # plans are made and kept
         quiet = [self.step() for _ in range(STEPS_BEFORE)]
         with Memory() as still:

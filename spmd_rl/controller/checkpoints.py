@@ -100,7 +100,7 @@ class Checkpoints:
         files[FILES] = {"bytes": 0, "digest": _own_digest(files)}
         _write(partial / FILES, json.dumps(files, indent=1))
         if path.exists():  # the same step, done again after an older one was taken up
-            shutil.rmtree(path)
+            _remove(path)
         partial.rename(path)
         _sync_directory(self.directory)
         pointer = self.directory / f"{LATEST}.new"
@@ -172,10 +172,7 @@ class Checkpoints:
             keep.add(best.step)
         for saved in found:
             if saved.step not in keep:
-                # Under its own name no more before its files go: a kill in between leaves nothing half removed.
-                going = saved.path.with_name(saved.path.name + ".removed.partial")
-                saved.path.rename(going)
-                shutil.rmtree(going)
+                _remove(saved.path)
 
     def best(self, found: Sequence[Saved]) -> Saved | None:
         """The one with the largest (or smallest) value of checkpoint.keep_best; of equals, the earliest."""
@@ -217,6 +214,13 @@ def step_of(path: Path) -> int | None:
     """The step that a checkpoint's name says, if it is one's."""
     named = _NAME.fullmatch(path.name)
     return int(named[1]) if named else None
+
+
+def _remove(path: Path) -> None:
+    """Under its own name no more before its files go: a kill in between leaves nothing half removed."""
+    going = path.with_name(path.name + ".removed.partial")
+    path.rename(going)
+    shutil.rmtree(going)
 
 
 def _name(step: int) -> str:

@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import pickle
 import queue
+import struct
 from typing import Any
 
 from spmd_rl.patches.patch import Patch
@@ -31,35 +32,39 @@ def _remembered(original: Any) -> Any:
     return write
 
 
-class _Result:
-    """What one forked process leaves to this one: in memory that both share, so that it can end before it is asked."""
+_LENGTH = struct.Struct("<Q")
+
+
+class _Results:
+    """What a forked writer leaves for the process that forked it: one object, in memory that both share.
+
+    A queue's pipe would do for small models only: it holds 64 KiB, and nobody reads it before the writer has ended.
+    """
 
     def __init__(self) -> None:
-        self._file = os.memfd_create("results")
+        self._file = open(os.memfd_create("results"), "w+b")
 
-    def put(self, value: Any) -> None:
-        with open(self._file, "wb", closefd=False) as stream:
-            stream.seek(0)
-            stream.write(pickle.dumps(value))
+    def put(self, result: Any) -> None:
+        message = pickle.dumps(result)
+        self._file.seek(_LENGTH.size)
+        self._file.write(message)
+        self._file.flush()
+        # The length comes last: a writer that is killed before has left nothing.
+        self._file.seek(0)
+        self._file.write(_LENGTH.pack(len(message)))
+        self._file.flush()
 
     def get_nowait(self) -> Any:
-        size = os.fstat(self._file).st_size
-        if not size:
+        self._file.seek(0)
+        head = self._file.read(_LENGTH.size)
+        if len(head) < _LENGTH.size or not any(head):
             raise queue.Empty
-        message = os.pread(self._file, size, 0)
-        os.ftruncate(self._file, 0)
-        return pickle.loads(message)
+        return pickle.loads(self._file.read(_LENGTH.unpack(head)[0]))
 
 
-def _shared_result(original: Any) -> Any:
-    results: list[_Result] = []
-
-    def result() -> _Result:
-        if not results:
-            results.append(_Result())
-        return results[0]
-
-    return result
+def _results_in_memory(original: Any) -> Any:
+    """Asked once for each save."""
+    return _Results
 
 
 def _ending_writers(original: Any) -> Any:
@@ -83,7 +88,7 @@ PATCHES = (
         "start, and stays when its rank is killed",
         upstream=f"{_SOURCE}/strategies/filesystem_async.py#L51",
         until="Megatron-Core passes the results of its forked writers through memory of theirs",
-        make=_shared_result,
+        make=_results_in_memory,
     ),
     Patch(
         package="megatron-core",

@@ -12,9 +12,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.dist_checkpointing.core import CheckpointingException
+from megatron.core.dist_checkpointing.dict_utils import dict_list_map_inplace
+from megatron.core.dist_checkpointing.mapping import ShardedTensor, apply_factories
 from megatron.core.dist_checkpointing.serialization import get_default_load_sharded_strategy
 from megatron.core.dist_checkpointing.strategies.async_utils import AsyncCallsQueue
 from megatron.core.dist_checkpointing.strategies.fully_parallel import (
@@ -65,8 +68,11 @@ class TrainingState:
         """Save into a directory that exists and is empty. Complete when `finish_save` says so."""
         failures.clear()
         self._directory = directory
+        state = self._sharded(loading=False)
+        apply_factories(state)
+        dict_list_map_inplace(_in_place, state)
         request = dist_checkpointing.save(
-            self._sharded(loading=False),
+            state,
             str(directory),
             self._strategy,
             validate_access_integrity=not self._saved_before,
@@ -154,3 +160,16 @@ def _as_writer(rank: int, write: Callable[..., None], *arguments: Any, **options
     """
     die_with_all(rank)
     write(*arguments, **options)
+
+
+def _in_place(described: Any) -> Any:
+    """Have a part of a larger storage written from where it is: Megatron copies it first, while training waits.
+
+    The fork has the values of this moment anyway. A device's tensors are left as they are: they are copied to the host.
+    """
+    if isinstance(described, ShardedTensor) and described.data is not None and described.data.device.type == "cpu":
+        data = described.data.detach()
+        if data.is_contiguous() and data.numel():
+            bits = data.view(-1).view(torch.uint8)
+            described.data = torch.from_numpy(bits.numpy()).view(data.dtype).view(data.shape)
+    return described
