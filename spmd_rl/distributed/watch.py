@@ -37,6 +37,7 @@ _QUICK_SECONDS = 0.1
 _ANSWER_SECONDS = 2.5
 """So long the ranks have to write their stacks before the report is made without them."""
 _STORE_SECONDS = 5.0
+_DISK_SECONDS = 1.0
 _SUSPECT_SECONDS = 2.5
 """A rank whose last beat is older is looked at from outside; it is silent when it does not answer either."""
 _LOST = 1.5
@@ -71,6 +72,7 @@ class Watch:
         """What is seen of the one that keeps the clock."""
         self._answered = ""
         self._asked = ""
+        self._said = ""
         self._contact = now
         self._wake = threading.Event()
         self._ended = False
@@ -109,8 +111,17 @@ class Watch:
                 self._contact = time.monotonic()
             except RuntimeError:  # the store does not answer now; the other thread knows for how long
                 pause = _PERIOD_SECONDS
+            except Exception as error:  # a mistake in here must not end a run
+                self._contact, pause = time.monotonic(), _PERIOD_SECONDS
+                self._stumbled(error)
             self._wake.wait(pause)
             self._wake.clear()
+
+    def _stumbled(self, error: Exception) -> None:
+        text = f"the watch for hangs stumbled: {type(error).__name__}: {error}"
+        if text != self._said:
+            self._said = text
+            _to_stderr(f"{text}\n")
 
     def _round(self) -> float:
         """Say where this rank is, hear what is asked; returns the seconds until the next time."""
@@ -171,7 +182,9 @@ class Watch:
     def _report(self, expired: Expired, found: float) -> None:
         """Have all ranks write their stacks, say what is wrong, and end the run if that is wanted."""
         stamp = datetime.now().strftime("%Y%m%d_%H%M%S")
-        place = _made((self.directory or Path(tempfile.gettempdir()) / "spmd_rl") / "hang" / stamp)
+        place = (self.directory or Path(tempfile.gettempdir()) / "spmd_rl") / "hang" / stamp
+        if not _within(_DISK_SECONDS, lambda: place.mkdir(parents=True, exist_ok=True)):
+            place = Path(tempfile.mkdtemp(prefix="spmd_rl_hang_"))
         seen = self._clock.seen
         suspects = set(expired.silent) | {r for r in seen if seen[r].silent_seconds(found) > _SUSPECT_SECONDS}
         by_machine: dict[str, list[int]] = {}
@@ -208,8 +221,9 @@ class Watch:
         else:
             end += "; hang.action = report: the run is left as it is"
         text = report(expired.reason, standings, verdict, stacks, str(place), end)
-        self._say(text, place)
-        _write(place / "places.json", json.dumps([msgspec.to_builtins(one.beat) for one in standings], indent=1))
+        places = json.dumps([msgspec.to_builtins(one.beat) for one in standings], indent=1)
+        _to_stderr("\n" + text + "\n")
+        _within(_DISK_SECONDS, lambda: self._keep_report(text, places, place))
         if self.config.action == "abort":
             # First what can't leave by itself, and what torchrun would wait for: it ends all when the first has left.
             dead = [one for one in examine if one["beat"]["rank"] in silent]
@@ -235,13 +249,12 @@ class Watch:
                 return found
             time.sleep(_QUICK_SECONDS)
 
-    def _say(self, text: str, place: Path | None) -> None:
-        if place is not None:
-            _write(place / "report.txt", text + "\n")
+    def _keep_report(self, text: str, places: str, place: Path) -> None:
+        (place / "report.txt").write_text(text + "\n", encoding="utf-8")
+        (place / "places.json").write_text(places, encoding="utf-8")
         if self.directory is not None and (self.directory / "run.log").exists():
             with open(self.directory / "run.log", "a", encoding="utf-8") as log:
                 log.write(text + "\n")
-        _to_stderr("\n" + text + "\n")
 
     # Every rank
 
@@ -259,7 +272,7 @@ class Watch:
         examined = {}
         if "directory" in request:
             place = Path(request["directory"])
-            self._write_stacks(place)
+            _within(_DISK_SECONDS, lambda: self._write_stacks(place))
             for one in request["examine"]:
                 if one["by"] == self.rank:
                     beat = msgspec.convert(one["beat"], Beat)
@@ -267,13 +280,10 @@ class Watch:
         self._store.set(f"answer/{request['id']}/{self.rank}", json.dumps(examined))
 
     def _write_stacks(self, place: Path) -> None:
-        try:
-            with open(place / _stacks_file(self.rank), "w", encoding="utf-8") as file:
-                file.write(_header(self._pulse.beat()))
-                file.flush()
-                faulthandler.dump_traceback(file, all_threads=True)
-        except OSError:
-            pass  # the directory is another node's
+        with open(place / _stacks_file(self.rank), "w", encoding="utf-8") as file:
+            file.write(_header(self._pulse.beat()))
+            file.flush()
+            faulthandler.dump_traceback(file, all_threads=True)
 
     def _look_at(self, last: Beat, place: Path) -> dict[str, Any]:
         """Look at a process of this machine that gives no sign of life."""
@@ -284,7 +294,7 @@ class Watch:
         words = "\n".join(last.stack)
         now = stack or "(nothing)"
         text = f"{_header(beat)}process state {state or 'gone'}\n\nin its last beat:\n{words}\n\nnow:\n{now}\n"
-        _write(place / _stacks_file(last.rank), text)
+        _within(_DISK_SECONDS, lambda: (place / _stacks_file(last.rank)).write_text(text, encoding="utf-8"))
         return {"state": state, "stack": stack, "beat": msgspec.to_builtins(beat)}
 
     # The thread that knows when the store was heard of last
@@ -340,35 +350,28 @@ def _header(beat: Beat) -> str:
     )
 
 
-def _made(place: Path) -> Path:
-    try:
-        place.mkdir(parents=True, exist_ok=True)
-        return place
-    except OSError:
-        return Path(tempfile.mkdtemp(prefix="spmd_rl_hang_"))
+def _within(seconds: float, act: Callable[[], object]) -> bool:
+    """Do something with a disk or a pipe that may be what hangs; whether it was done in time."""
+    done = threading.Event()
 
+    def doing() -> None:
+        try:
+            act()
+            done.set()
+        except OSError:
+            pass  # full, or another node's
 
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        _to_stderr(f"{path}: {error}\n")
+    thread = threading.Thread(target=doing, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return done.is_set()
 
 
 def _to_stderr(text: str) -> None:
     """Not through sys.stderr, whose lock the main thread may hold."""
     if os.isatty(2):
         text = "\x1b[?25h" + text  # show the cursor again, which a live progress display hides
-
-    def write() -> None:
-        try:
-            os.write(2, text.encode())
-        except OSError:
-            pass
-
-    writing = threading.Thread(target=write, daemon=True)  # nobody may be reading the other end
-    writing.start()
-    writing.join(_QUICK_SECONDS * 10)
+    _within(_DISK_SECONDS, lambda: os.write(2, text.encode()))
 
 
 def _exit(why: str) -> None:

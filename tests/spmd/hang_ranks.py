@@ -57,7 +57,7 @@ def main(asked: dict[str, Any]) -> None:
         GraderPool({asked["rule"]: 1.0}, timeout_seconds=600) if world.rank == asked["rank"] and asked["rule"] else None
     )
     stuck = getattr(Stuck(pool), asked["kind"], None)
-    commands = Commands(world, 600)
+    commands = Commands(world, asked.get("control_timeout_seconds", 600))
 
     def update(step: int) -> float:
         total = torch.ones(1)
@@ -78,6 +78,8 @@ def main(asked: dict[str, Any]) -> None:
         while True:
             verb, arguments = commands.receive()
             commands.answer(do(verb, arguments))
+            if asked["kind"] == "late" and arguments["step"] == 2:
+                time.sleep(3600)
     for step in range(1, asked["steps"] + 1):
         move(step=step, phase="update")
         commands.send("learn", {"step": step})

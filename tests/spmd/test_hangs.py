@@ -28,6 +28,8 @@ KINDS = [
     ("grader", 1, r"rank 1 waits for a grader: reward \S+:forever, sample 8123, in process \d+"),
 ]
 SILENT = ("stopped", "lock")
+LATE = ("late", 1)
+"""It does not come to the next verb, for which rank 0 waits no longer than run.control_timeout_seconds."""
 GRACE_SECONDS = 5.0
 
 
@@ -52,7 +54,7 @@ def hung(tmp_path_factory):
     root = tmp_path_factory.mktemp("hangs")
     (root / "rule.py").write_text(RULE)
     running = {}
-    for kind, rank, _ in KINDS:
+    for kind, rank in [*(one[:2] for one in KINDS), LATE]:
         directory = root / f"{kind}{rank}"
         directory.mkdir()
         asked = {
@@ -61,6 +63,7 @@ def hung(tmp_path_factory):
             "steps": 3,
             "rule": f"{root / 'rule.py'}:forever" if kind == "grader" else "",
             "directory": str(directory),
+            "control_timeout_seconds": 3 if (kind, rank) == LATE else 600,
             # What is silent is found by its silence, the others by their deadline.
             "hang": {"first_seconds": 300, "minimum_seconds": 300}
             | ({"silent_seconds": 8} if kind in SILENT else {"deadline_seconds": {"update": 8}}),
@@ -101,6 +104,7 @@ def test_the_report_names_the_rank_its_phase_and_what_is_wrong_in_time(hung, kin
     assert re.search(words, report), report
     assert re.search(rf"rank {1 - rank} .* waits in step 2, update \(learn\): .* \[all_reduce\], for \d+ s", report)
     late = float(re.search(r"reported (\d+\.\d) s after the deadline", report)[1])
+    print(f"{kind}, rank {rank}: reported {late} s after the deadline")
     assert late < GRACE_SECONDS, report
 
 
@@ -130,15 +134,32 @@ def left_of(run: Hung) -> list[str]:
     return found
 
 
+def test_a_timeout_of_the_control_group_ends_in_the_same_report(hung):
+    run = hung[LATE]
+    assert "hang: rank 0: rank 1 did not arrive at verb 'learn' within 3 s" in run.report
+    assert re.search(r"rank 1 \(.*\) in step 2, update, for \d+ s   <- look here first", run.report), run.report
+    assert "rank 1 waits for something that is no rank: a file, a lock, a process, a sleep" in run.report
+    assert "main (" in run.report and run.status != 0
+
+
 def test_every_rank_leaves_the_stacks_of_its_threads(hung):
     for (kind, rank), run in hung.items():
         for other in (0, 1):
             text = (run.directory / f"rank_{other:05d}.txt").read_text()
-            assert text.startswith(f"rank {other} (") and "step 2, update, learn" in text.splitlines()[0], text
+            assert text.startswith(f"rank {other} (")
+            if (kind, rank) == LATE:
+                continue
+            assert "step 2, update, learn" in text.splitlines()[0], text
             if other != rank:
                 assert "all_reduce" in text and "hang_ranks.py" in text
         own = (run.directory / f"rank_{rank:05d}.txt").read_text()
-        inside = {"loop": "in loop", "lock": "in lock", "grader": "in collect", "stopped": "process state T"}[kind]
+        inside = {
+            "late": "in main",
+            "loop": "in loop",
+            "lock": "in lock",
+            "grader": "in collect",
+            "stopped": "process state T",
+        }[kind]
         assert inside in own, own
 
 
