@@ -1,10 +1,12 @@
 """A run that is killed goes on as if it had never been, without anybody's hand."""
 
 import os
+import signal
 import subprocess
 import sys
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from spmd.ranks import ROOT
@@ -38,35 +40,58 @@ def test_the_log_and_the_metrics_say_what_each_restart_lost(storm):
     assert (storm.killed / "checkpoints" / "latest").read_text() == f"step_{STEPS:06d}\n"
 
 
-def again(storm, name, *more) -> subprocess.CompletedProcess:
-    """The run once more, from the undisturbed run's last checkpoint but one."""
-    saved = sorted((storm.undisturbed / "checkpoints").glob("step_*"))[-2]
+def saved_before_the_last(storm) -> int:
+    """A step: of the undisturbed run's last checkpoint but one."""
+    return sorted(int(path.name[-6:]) for path in (storm.undisturbed / "checkpoints").glob("step_*"))[-2]
+
+
+def again(storm, name, *more, ask_after: str = "") -> tuple[int, str]:
+    """The run once more, from the undisturbed run's last checkpoint but one; status and output.
+
+    `ask_after`: the beginning of a line, after which a rank is asked to save and end.
+    """
+    saved = storm.undisturbed / "checkpoints" / f"step_{saved_before_the_last(storm):06d}"
     arguments = chaos.settings(
         storm.root / "model", storm.root / name, STEPS, ["--checkpoint.resume", str(saved), *more]
     )
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m"]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [*command, "spmd_rl.grpo", *arguments], cwd=ROOT, env=environment, timeout=600, capture_output=True, text=True
+    run = subprocess.Popen(
+        [*command, "spmd_rl.grpo", *arguments],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
+    said = []
+    for line in run.stdout:
+        said.append(line)
+        if ask_after and line.startswith(ask_after):
+            ask_after = ""
+            ranks = [one for one in psutil.Process(run.pid).children() if "spmd_rl.grpo" in one.cmdline()]
+            ranks[1].send_signal(signal.SIGUSR1)
+    return run.wait(timeout=600), "".join(said)
 
 
 def test_a_changed_setting_is_refused_by_name(storm):
-    refused = again(storm, "refused", "--algorithm.clip_low", "0.1")
-    assert refused.returncode != 0
-    assert "algorithm.clip_low = 0.1: the run to go on with had 0.2" in refused.stderr
+    status, output = again(storm, "refused", "--algorithm.clip_low", "0.1")
+    assert status != 0
+    assert "algorithm.clip_low = 0.1: the run to go on with had 0.2" in output
 
 
-def test_another_layout_takes_up_a_checkpoint(storm):
-    other = again(storm, "other", "--parallel.tensor", "2")
-    assert other.returncode == 0, other.stderr[-4000:]
-    here, there = (
-        {row["step"]: row for row in rows(run_dir) if "actor/entropy" in row}
-        for run_dir in (storm.undisturbed, storm.root / "other")
-    )
-    first = min(there)
-    assert set(there) == set(range(first, STEPS + 1)) and first > STEPS - 5
-    # The first step after it samples from the same weights: the same, but for rounding.
+def test_another_layout_takes_up_a_checkpoint_and_a_rank_that_is_asked_to_end_saves_first(storm):
+    here = {row["step"]: row for row in rows(storm.undisturbed) if "actor/entropy" in row}
+    first = saved_before_the_last(storm) + 1
+    step_line = f"step {first:{len(str(STEPS))}}/{STEPS}"
+    status, output = again(storm, "other", "--parallel.tensor", "2", ask_after=step_line)
+    assert status == 0, output[-4000:]
+    there = {row["step"]: row for row in rows(storm.root / "other") if "actor/entropy" in row}
+    last = max(there)
+    assert set(there) == set(range(first, last + 1)) and last < STEPS
+    assert f"asked to end by SIGUSR1: step {last} is saved; the same command goes on from there" in output
+    assert (storm.root / "other" / "checkpoints" / "latest").read_text() == f"step_{last:06d}\n"
+    # The first step samples from the same weights: the same, but for rounding.
     assert there[first]["actor/entropy"] == pytest.approx(here[first]["actor/entropy"], rel=1e-4)
 
 
