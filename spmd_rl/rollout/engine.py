@@ -1,6 +1,7 @@
 """An in-process vLLM engine of this rank: it never reads a weight from disk, and sleeps while the trainer works."""
 
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -125,7 +126,14 @@ class Engine:
 
     def close(self) -> None:
         """End the engine, and with it the process groups: vLLM destroys all of the process's, not only its own."""
+        from vllm.distributed.parallel_state import get_tp_group
+
+        queue = get_tp_group().mq_broadcaster
         self.llm.llm_engine.engine_core.shutdown()
+        # Tensor-parallel ranks talk through sockets that are files in TMPDIR; neither vLLM nor ZeroMQ removes them.
+        for address in (queue.handle.local_subscribe_addr, queue.handle.local_notify_addr) if queue is not None else ():
+            if address is not None:
+                Path(address.removeprefix("ipc://")).unlink(missing_ok=True)
 
     def generate(self, requests: Iterable[Request], sampling: Sampling, finished: Callable[[Completion], None]) -> None:
         """Run all requests through the engine's step loop; `finished` is called for each sample as it ends."""
