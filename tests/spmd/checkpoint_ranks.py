@@ -35,7 +35,7 @@ def main() -> None:
     from spmd_rl.weights.load import load_shard
     from spmd_rl.worker.saving import Saving
 
-    world = worlds.start(platform, 60)
+    world = worlds.start(platform, 300)
     asked = arguments()
     shape = read_model_shape(asked["model"])
     config = dataclasses.replace(Config(model=ModelConfig(path=asked["model"], dtype="float32")))
