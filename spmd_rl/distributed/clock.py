@@ -7,6 +7,9 @@ from spmd_rl.config.config import HangConfig
 from spmd_rl.distributed.beats import STOPPED_SECONDS, Beat
 from spmd_rl.distributed.whereabouts import IDLE, WAITS
 
+GRADING = ("rewards", "compare_answers")
+"""Verbs that wait for graders."""
+
 
 @dataclass(frozen=True)
 class Expired:
@@ -38,13 +41,13 @@ class Clock:
     """A run hangs when no rank has got on for the deadline of what it is at, or a rank gives no sign of life.
 
     All ranks do the same verbs: one that is stuck soon keeps all others waiting, so a run in which any rank gets on
-    does not hang. Times are of one clock of the caller's, in seconds. `least_seconds`: a deadline that is not
-    configured is never shorter.
+    does not hang. Times are of one clock of the caller's, in seconds. `grading_seconds`: a deadline that is not
+    configured is never shorter while graders are waited for.
     """
 
-    def __init__(self, config: HangConfig, size: int, now: float, least_seconds: float = 0.0) -> None:
+    def __init__(self, config: HangConfig, size: int, now: float, grading_seconds: float = 0.0) -> None:
         self.config, self.size = config, size
-        self.least_seconds = max(config.minimum_seconds, least_seconds)
+        self.grading_seconds = grading_seconds
         self.seen: dict[int, Sight] = {}
         self.longest: dict[str, float] = {}
         """The longest stillness of the run in each phase that has been left again."""
@@ -89,14 +92,14 @@ class Clock:
         for name in (verb, phase):
             if name in self.config.deadline_seconds:
                 return self.config.deadline_seconds[name], f"{name} (hang.deadline_seconds)"
-        if phase in self.longest:
-            learned = self.config.factor * self.longest[phase]
-            if learned > self.least_seconds:
-                return learned, f"{phase} ({self.config.factor:g} times its longest stillness so far)"
-            return self.least_seconds, f"{phase} (hang.minimum_seconds)"
-        return max(
-            self.config.first_seconds, self.least_seconds
-        ), f"{phase} (hang.first_seconds: it never ended before)"
+        least = max(self.config.minimum_seconds, self.grading_seconds if verb in GRADING else 0.0)
+        if phase not in self.longest:
+            first = max(self.config.first_seconds, least)
+            return first, f"{phase} (hang.first_seconds: it never ended before)"
+        learned = self.config.factor * self.longest[phase]
+        if learned > least:
+            return learned, f"{phase} ({self.config.factor:g} times its longest stillness so far)"
+        return least, f"{phase} (hang.minimum_seconds)"
 
     def expired(self, now: float) -> Expired | None:
         """The deadline that has passed, told once until something changes."""

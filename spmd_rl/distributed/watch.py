@@ -36,7 +36,9 @@ _PERIOD_SECONDS = 1.0
 _QUICK_SECONDS = 0.1
 _ANSWER_SECONDS = 2.5
 """So long the ranks have to write their stacks before the report is made without them."""
-_STORE_SECONDS = 5.0
+_STORE_SECONDS = 30.0
+"""A store that answers later is asked anew."""
+_CLOSE_SECONDS = 5.0
 _DISK_SECONDS = 1.0
 _SUSPECT_SECONDS = 2.5
 """A rank whose last beat is older is looked at from outside; it is silent when it does not answer either."""
@@ -51,21 +53,21 @@ class Hang(RuntimeError):
 
 
 class Watch:
-    """This rank's part. `directory`: of the run, seen by all ranks. `least_seconds`: see Clock."""
+    """This rank's part. `directory`: of the run, seen by all ranks. `grading_seconds`: see Clock."""
 
     def __init__(
-        self, config: HangConfig, world: World, directory: Path | None = None, least_seconds: float = 0.0
+        self, config: HangConfig, world: World, directory: Path | None = None, grading_seconds: float = 0.0
     ) -> None:
         global _watch
         self.config, self.rank, self.size = config, world.rank, world.size
         self.directory = directory
-        self._store = dist.PrefixStore("hang", world.store).clone()  # a connection of its own
-        self._store.set_timeout(timedelta(seconds=_STORE_SECONDS))
+        self._world_store = world.store
+        self._store = self._connect()
         self._where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         self._legacy = Legacy(signal.SIGUSR2)
         self._pulse = Pulse(self.rank, self._legacy.stacks, self._legacy.place)
         now = time.monotonic()
-        self._clock = Clock(config, self.size, now, least_seconds)
+        self._clock = Clock(config, self.size, now, grading_seconds)
         self._here: set[int] = set()
         """Ranks whose first beat is in the store."""
         self._keeper = Sight(Beat(0, -1), now)
@@ -93,7 +95,7 @@ class Watch:
         _watch = None
         self._ended = True
         self._wake.set()
-        self._threads[0].join(_STORE_SECONDS)
+        self._threads[0].join(_CLOSE_SECONDS)
 
     def tell(self, why: str) -> None:
         """An exchange of this rank ran into its own timeout: have the ranks reported now, and wait for what follows."""
@@ -109,13 +111,29 @@ class Watch:
             try:
                 pause = self._round()
                 self._contact = time.monotonic()
-            except RuntimeError:  # the store does not answer now; the other thread knows for how long
+            except RuntimeError as error:  # the store does not answer now; the other thread knows for how long
                 pause = _PERIOD_SECONDS
+                self._connect_again(error)
             except Exception as error:  # a mistake in here must not end a run
                 self._contact, pause = time.monotonic(), _PERIOD_SECONDS
                 self._stumbled(error)
             self._wake.wait(pause)
             self._wake.clear()
+
+    def _connect_again(self, error: Exception) -> None:
+        """An answer that comes after its time would be taken for that of the next question."""
+        if time.monotonic() - self._contact > 0.5 * self.config.silent_seconds:
+            self._stumbled(error)
+        try:
+            self._store = self._connect()
+        except RuntimeError as why:
+            self._stumbled(why)
+
+    def _connect(self) -> dist.Store:
+        """A connection of this thread's own: what it waits for keeps nobody else waiting."""
+        store = dist.PrefixStore("hang", self._world_store).clone()
+        store.set_timeout(timedelta(seconds=_STORE_SECONDS))
+        return store
 
     def _stumbled(self, error: Exception) -> None:
         text = f"the watch for hangs stumbled: {type(error).__name__}: {error}"
