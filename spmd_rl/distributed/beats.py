@@ -197,6 +197,6 @@ def waits_in(frame: FrameType | None) -> str:
         frame = frame.f_back
     if name or inner is None:
         return name
-    line = linecache.getline(inner.f_code.co_filename, inner.f_lineno)
+    line = linecache.getline(inner.f_code.co_filename, inner.f_lineno or 0)  # None between two lines
     found = _WAITS.search(line)
     return found[1] if found else ""

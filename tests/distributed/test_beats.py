@@ -76,7 +76,8 @@ def test_others_read_where_a_stopped_process_is_and_its_stacks_once_it_runs():
             beat = msgspec.json.decode(other.stdout.readline(), type=Beat)
             assert (beat.step, beat.phase) == (0, "start")
             assert other.stdout.readline() == "there\n"
-            assert processes.state(beat.process, beat.begun) == "S"
+            while processes.state(beat.process, beat.begun) != "S":  # on its way to sleep
+                time.sleep(0.01)
             os.kill(beat.process, signal.SIGSTOP)
             while processes.state(beat.process, beat.begun) not in processes.STOPPED:
                 time.sleep(0.01)
