@@ -6,19 +6,22 @@ import time
 
 import pytest
 
-from spmd_rl.patches.checkpoint_writes import _ending_writers, _remembered, _shared_result, failures
+from spmd_rl.patches.checkpoint_writes import _ending_writers, _remembered, _results_in_memory, failures
 
 
-def test_a_result_of_any_size_is_there_when_the_process_that_made_it_has_ended():
-    results = _shared_result(None)()
-    for size in (10 << 20, 5):  # a pipe holds 64 KiB: its writer would wait for a reader, who waits for its end
-        writer = multiprocessing.get_context("fork").Process(target=lambda size=size: results.put({0: "x" * size}))
-        writer.start()
-        writer.join(20)
-        assert writer.exitcode == 0
-        assert results.get_nowait() == {0: "x" * size}
-        with pytest.raises(queue.Empty):
-            results.get_nowait()
+def test_a_forked_writers_results_arrive_whatever_their_size_and_whether_or_not_it_is_waited_for():
+    queue_of = _results_in_memory(None)  # asked for one in each save
+    results = queue_of()
+    with pytest.raises(queue.Empty):
+        results.get_nowait()
+    large = [b"x" * 1000] * 1000  # more than a pipe holds
+    writer = multiprocessing.get_context("fork").Process(target=results.put, args=(large,))
+    writer.start()
+    writer.join(60)  # before anything is read, as Megatron-Core does
+    assert writer.exitcode == 0
+    assert results.get_nowait() == large
+    with pytest.raises(queue.Empty):
+        queue_of().get_nowait()  # of the next save
 
 
 def test_a_writer_that_waits_for_ever_does_not_keep_the_one_that_started_it():

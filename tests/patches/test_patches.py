@@ -1,8 +1,6 @@
 """Patches: applied where they say, refused outside their versions, without effect on anybody else in the process."""
 
 import dataclasses
-import multiprocessing
-import queue
 import subprocess
 import sys
 
@@ -89,18 +87,3 @@ def test_megatron_sees_a_host_and_transformers_sees_nothing_of_it(tiny_models):
     with torch.no_grad():
         expected = model(torch.arange(3, 20)[None]).logits.double().abs().sum().item()
     assert found == pytest.approx(expected, rel=1e-6)
-
-
-def test_a_forked_writers_results_arrive_whatever_their_size_and_whether_or_not_it_is_waited_for():
-    queue_of = next(patch for patch in megatron_core.PATCHES if patch.target.endswith("_get_write_results_queue")).make
-    results = queue_of(None)()
-    with pytest.raises(queue.Empty):
-        results.get_nowait()
-    large = [b"x" * 1000] * 1000  # more than a pipe holds
-    writer = multiprocessing.get_context("fork").Process(target=results.put, args=(large,))
-    writer.start()
-    writer.join(60)  # before anything is read, as Megatron-Core does
-    assert writer.exitcode == 0
-    assert results.get_nowait() == large
-    with pytest.raises(queue.Empty):
-        queue_of(None)().get_nowait()  # of the next save
