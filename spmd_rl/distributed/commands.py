@@ -56,9 +56,10 @@ class Commands:
                 f"rank {names} did not arrive at verb '{verb}' within {self.timeout_seconds:g} s "
                 f"(run.control_timeout_seconds): its last verb may still run there, or the process is stopped"
             )
-        for header, body, _keep in sends:
-            header.wait()
-            body.wait()
+        with at(f"{WAITS}all ranks to have {verb}"):
+            for header, body, _keep in sends:
+                header.wait()
+                body.wait()
 
     def collect(self, own: Any) -> list[Any]:
         """Rank 0: the answers of all ranks, in rank order."""
@@ -84,14 +85,16 @@ class Commands:
             dist.recv(body, src=0, group=self.world.control)
         verb, arguments, step, phase = msgspec.msgpack.decode(body.numpy().tobytes())
         move(step=step, phase=phase)
-        dist.send(torch.ones(1, dtype=torch.uint8), dst=0, group=self.world.control)
+        with at(f"{WAITS}rank 0 to hear that it is here"):
+            dist.send(torch.ones(1, dtype=torch.uint8), dst=0, group=self.world.control)
         return verb, arguments
 
     def answer(self, value: Any) -> None:
         """Give rank 0 this rank's answer."""
         header, body, _keep = self._post(msgspec.msgpack.encode(value), 0)
-        header.wait()
-        body.wait()
+        with at(f"{WAITS}rank 0 to take its answer"):  # which it does after its own part of the verb
+            header.wait()
+            body.wait()
 
     def _post(self, message: bytes, rank: int) -> tuple[dist.Work, dist.Work, tuple[torch.Tensor, torch.Tensor]]:
         """Start sending; the tensors must stay alive until both works are done."""

@@ -127,9 +127,9 @@ def test_a_dead_link_is_reported_with_the_node_or_the_ranks_at_its_ends(way, tmp
         said = []
         for line in running[0].stdout:
             said.append(line)
-            if line.startswith("step 3"):
+            if line.startswith("step 40"):  # some signs of life later
                 break
-        assert said and said[-1].startswith("step 3"), "".join(said)
+        assert said and said[-1].startswith("step 40"), "".join(said)
         if count == 2:
             nodes.cut(1)
         else:
@@ -146,10 +146,13 @@ def test_a_dead_link_is_reported_with_the_node_or_the_ranks_at_its_ends(way, tmp
     [report] = (tmp_path / "hang").glob("*/report.txt")
     text = report.read_text()
     assert text.rstrip() in told[0]
-    assert float(re.search(r"reported (\d+\.\d) s after the deadline", text)[1]) < 5.0, text
-    assert re.search(r"step \d+, update \(learn\): micro-batch \d of 3 \[all_reduce\]", text), text
+    late = float(re.search(r"reported (\d+\.\d) s after the deadline", text)[1])
+    print(f"{way}: reported {late} s after the deadline")
+    assert late < 5.0, text
+    assert re.search(r"rank(s 0-2| 0 \(.*\)) (wait )?in step \d+, update", text.replace("waits", "wait")), text
     if count == 2:
         assert re.search(r"no sign of life from rank 1 for 6 s", text), text
+        assert re.search(r"rank 1 \(node1, .*\) (waits )?in step \d+, .*<- look here first", text), text
         assert "no rank on node1 gives a sign of life: the node or its link is gone" in text, text
     else:
         assert "look here first" not in text and "a link between them is dead" in text, text

@@ -66,6 +66,8 @@ def main(asked: dict[str, Any]) -> None:
                 if step == 2 and microbatch == 1 and world.rank == asked["rank"] and stuck:
                     stuck()
                 dist.all_reduce(total)
+        if step == 2 and asked["kind"] == "apart" and world.rank == asked["rank"]:
+            Stuck(None).loop()
         return float(total)
 
     def do(verb: str, arguments: dict[str, Any]) -> Any:

@@ -33,6 +33,10 @@ LATE = ("late", 1)
 GRACE_SECONDS = 5.0
 
 
+APART = ("apart", 0)
+"""It loops where the others are through with the verb."""
+
+
 @dataclass
 class Hung:
     """A launch that has ended."""
@@ -54,7 +58,7 @@ def hung(tmp_path_factory):
     root = tmp_path_factory.mktemp("hangs")
     (root / "rule.py").write_text(RULE)
     running = {}
-    for kind, rank in [*(one[:2] for one in KINDS), LATE]:
+    for kind, rank in [*(one[:2] for one in KINDS), LATE, APART]:
         directory = root / f"{kind}{rank}"
         directory.mkdir()
         asked = {
@@ -142,12 +146,21 @@ def test_a_timeout_of_the_control_group_ends_in_the_same_report(hung):
     assert "main (" in run.report and run.status != 0
 
 
+def test_rank_0_is_blamed_while_another_waits_for_it_to_take_an_answer(hung):
+    report = hung[APART].report
+    assert "the deadline of update (hang.deadline_seconds)" in report
+    assert re.search(r"rank 0 \(.*\) in step 2, update \(learn\), for \d+ s   <- look here first", report), report
+    assert re.search(r"rank 1 \(.*\) in step 2, update: waits for (rank 0 to take its answer|the next verb)", report), (
+        report
+    )
+
+
 def test_every_rank_leaves_the_stacks_of_its_threads(hung):
     for (kind, rank), run in hung.items():
         for other in (0, 1):
             text = (run.directory / f"rank_{other:05d}.txt").read_text()
             assert text.startswith(f"rank {other} (")
-            if (kind, rank) == LATE:
+            if (kind, rank) in (LATE, APART):
                 continue
             assert "step 2, update, learn" in text.splitlines()[0], text
             if other != rank:
@@ -155,6 +168,7 @@ def test_every_rank_leaves_the_stacks_of_its_threads(hung):
         own = (run.directory / f"rank_{rank:05d}.txt").read_text()
         inside = {
             "late": "in main",
+            "apart": "in loop",
             "loop": "in loop",
             "lock": "in lock",
             "grader": "in collect",
