@@ -96,8 +96,8 @@ way=$("$PYTHON" -m spmd_rl.doctor.before_launch --nnodes "$NNODES" --node-rank "
     --nproc-per-node "$NPROC_PER_NODE" --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" --meet-port "$MEET_PORT" \
     --wait-seconds "${WAIT_SECONDS:-300}" --check "${CHECK:-1}" -- "$@") || exit $?
 read -r interface address <<<"$way"
+export GLOO_SOCKET_IFNAME="${GLOO_SOCKET_IFNAME:-$interface}" # on one node the loopback: nobody else can connect
 if ((NNODES > 1)); then
-    export GLOO_SOCKET_IFNAME="${GLOO_SOCKET_IFNAME:-$interface}"
     case "$PLATFORM" in
     npu) export HCCL_SOCKET_IFNAME="${HCCL_SOCKET_IFNAME:-=$interface}" ;;
     cuda) export NCCL_SOCKET_IFNAME="${NCCL_SOCKET_IFNAME:-=$interface}" ;;

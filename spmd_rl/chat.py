@@ -19,6 +19,7 @@ from spmd_rl.controller.terminal import Pipe, terminal
 from spmd_rl.data.sampling import Sampling
 from spmd_rl.data.seeds import derived_seed
 from spmd_rl.distributed.environment import size_from_environment
+from spmd_rl.distributed.whereabouts import IDLE, at
 from spmd_rl.program import launch
 from spmd_rl.serve import Given, Stage, live
 
@@ -61,7 +62,7 @@ def tell(chat: Chat, stage: Stage, shown: Pipe) -> None:
     stage.servers.load(settings.model)
     ranks = f"{stage.world_size} rank{'s' if stage.world_size > 1 else ''}"
     shown.note(f"{settings.model}: {ranks}, {settings.context} tokens of context; /help, /exit")
-    while (line := shown.ask()) is not None:
+    while (line := _asked(shown)) is not None:
         if line.startswith("/"):
             said = conversation.obey(line)
             if said is None:
@@ -69,6 +70,11 @@ def tell(chat: Chat, stage: Stage, shown: Pipe) -> None:
             shown.note(said)
         elif line.strip():
             _turn(settings, stage, conversation, line.strip(), shown)
+
+
+def _asked(shown: Pipe) -> str | None:
+    with at(IDLE):
+        return shown.ask()
 
 
 def _turn(settings: ChatConfig, stage: Stage, conversation: Conversation, question: str, shown: Pipe) -> None:

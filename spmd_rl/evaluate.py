@@ -17,6 +17,7 @@ from spmd_rl.config.check_serving import (
 )
 from spmd_rl.config.load import load, load_dataset_config
 from spmd_rl.config.model_shape import read_model_shape
+from spmd_rl.config.secrets import hidden
 from spmd_rl.config.serving import EvaluateConfig, of_evaluation
 from spmd_rl.controller import evaluation_report as report
 from spmd_rl.controller.benchmark import Benchmark, Line, ask, asked, check_asked, compare, measure
@@ -80,8 +81,9 @@ def configure(arguments: list[str]) -> Evaluation:
     if problems:
         raise ValueError("\n".join(problems))
     max_tokens = settings.max_prompt_length + settings.max_response_length
-    given = Given(config, shape, models, max_tokens, settings.platform)
-    return Evaluation(settings, given, Path(settings.output or _new_directory(settings, names)), names, earlier)
+    output = Path(settings.output or _new_directory(settings, names))
+    given = Given(config, shape, models, max_tokens, settings.platform, output)
+    return Evaluation(settings, given, output, names, earlier)
 
 
 def _other_model(baseline: str, shape: Any) -> list[str]:
@@ -148,10 +150,10 @@ def tell(evaluation: Evaluation, stage: Stage) -> None:
     """The evaluation, as rank 0 tells it."""
     settings, output = evaluation.settings, evaluation.output
     for note in stage.notes:
-        print(note, flush=True)
+        print(hidden(note), flush=True)
     benchmarks = [Benchmark(name, split, len(stage.prompts[split])) for split, name in evaluation.names.items()]
     output.mkdir(parents=True, exist_ok=True)
-    summary: dict[str, Any] = {"settings": asdict(settings), "dtype": evaluation.given.config.model.dtype}
+    summary: dict[str, Any] = {"settings": hidden(asdict(settings)), "dtype": evaluation.given.config.model.dtype}
     summary |= {"ranks": stage.world_size, "benchmarks": {}}
     baseline: dict[str, list[Line]] = {}
     for benchmark in benchmarks:

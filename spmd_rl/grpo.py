@@ -75,7 +75,9 @@ def run_grpo(config: Config, ranks: Ranks, story: Story, log: RunLog) -> None:
             log.add_all(sample_metrics(samples, scored, config))
             log.add_all(group_fractions(groups, rewards, correct, algorithm.drop_uniform_groups))
             keep_conversations(ranks, log, samples, step + 1, config.run.samples_logged)
-            log.add_all(ranks.costs())
+            costs, holds = ranks.costs()
+            log.add_all(costs)
+            log.ranks(step + 1, holds)
             ranks.forget()
         if config.evaluation.after if step + 1 == train.steps else due(step + 1, config.evaluation.every_steps):
             evaluate(ranks, story.benchmarks, config, step + 1, log)

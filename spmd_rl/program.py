@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,20 @@ from spmd_rl.config.config import Config
 from spmd_rl.config.faults import check_parameters
 from spmd_rl.config.load import dump, load_config, load_dataset_config
 from spmd_rl.config.model_shape import ModelShape, read_model_shape
+from spmd_rl.config.secrets import hide_in
 from spmd_rl.controller.benchmark import Benchmark
 from spmd_rl.controller.checkpoints import Saved
 from spmd_rl.controller.keeper import Preempted
 from spmd_rl.controller.run_log import CHECKPOINTS, RunLog, require_wandb_key
 from spmd_rl.data.order import PromptOrder
 from spmd_rl.distributed.asked import listen
-from spmd_rl.distributed.environment import local_rank_from_environment, rank_from_environment, size_from_environment
+from spmd_rl.distributed.environment import (
+    local_rank_from_environment,
+    rank_from_environment,
+    restarts_from_environment,
+    size_from_environment,
+)
+from spmd_rl.distributed.whereabouts import at
 
 USER_ERROR = 2
 
@@ -66,12 +74,29 @@ def launch(
     _quieten()
     from torch.distributed.elastic.multiprocessing.errors import record
 
+    # Importing and building make millions of objects that stay: looking for garbage among them takes seconds.
+    gc.disable()
     with refusing():
         settings = configure(sys.argv[1:] if arguments is None else arguments)
     _exit_on_signals(before_exit)
     from spmd_rl.distributed.peers import naming_peers
+    from spmd_rl.distributed.watch import reporting_timeouts
 
-    record(naming_peers(live))(settings)
+    record(hiding_secrets(naming_peers(reporting_timeouts(live))))(settings)
+
+
+def hiding_secrets(act: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Let an error that ends the program, and torchrun's report on it, say no secrets."""
+
+    @wraps(act)
+    def acting(settings: Any) -> None:
+        try:
+            act(settings)
+        except Exception as error:
+            hide_in(error)
+            raise
+
+    return acting
 
 
 @contextmanager
@@ -124,9 +149,11 @@ def run(config: Config, shape: ModelShape, tell: Tell) -> None:
         applied = apply_all(megatron_core.PATCHES + vllm.PATCHES, platform.name)
         model_options(config.model.path, shape, config.rollout.block_tokens, platform)
         _check_weights(config, shape)
-        loaded = _read_prompts(config)
-        readers = _read_reward_models(config, loaded)
-        pool = start_graders(config, loaded.prompts["train"][0])
+        with at("reads the prompts"):
+            loaded = _read_prompts(config)
+            readers = _read_reward_models(config, loaded)
+        with at("starts the graders"):
+            pool = start_graders(config, loaded.prompts["train"][0])
         from spmd_rl.distributed import world as worlds
 
         world = worlds.start(platform, config.run.collective_timeout_seconds)
@@ -134,18 +161,23 @@ def run(config: Config, shape: ModelShape, tell: Tell) -> None:
 
         run_dir = Path(config.run.dir or f"runs/{config.run.name}")
         faults = _faults(config, run_dir, world.rank)
-        resumed, said = resume_point(config, run_dir, world)
+        watch = watch_ranks(config, world, run_dir)
+        with at("looks for a checkpoint to go on from"):
+            resumed, said = resume_point(config, run_dir, world)
     except ValueError as error:
         _refuse(error)
     from spmd_rl.worker.worker import Worker
 
+    gc.freeze()
+    gc.enable()
     lines = applied + loaded.notes + notes(config, world.size) + said
     lines += [f"reward model {name}: reads {reader.described()}" for name, reader in readers.items()]
     log = _start_log(config, run_dir, world.size, lines, resumed) if world.rank == 0 else None
     try:
         worker = Worker(config, shape, platform, world, loaded.prompts, loaded.tokenizer, pool, readers)
         if resumed is not None:
-            worker.saving.load(resumed.path, config.checkpoint.load == "weights")
+            with at(f"loads {resumed.path}"):
+                worker.saving.load(resumed.path, config.checkpoint.load == "weights")
         if faults is not None:
             faults.attach(worker)
     except ValueError as error:
@@ -170,16 +202,30 @@ def run(config: Config, shape: ModelShape, tell: Tell) -> None:
                 log.note(str(asked))
         ranks.stop()
 
-    attend(worker, world, config.run.control_timeout_seconds, control)
+    attend(worker, world, config.run.control_timeout_seconds, control, watch)
 
 
-def attend(worker: Any, world: Any, control_timeout_seconds: float, control: Callable[[Any], None]) -> None:
+def watch_ranks(config: Config, world: Any, directory: Path | None) -> Any:
+    """What finds a hang; None where the configuration wants none. `directory`: where a report goes."""
+    from spmd_rl.distributed.watch import Watch
+
+    # A grader may take its time; only a deadline that was set is shorter.
+    least = 2 * config.reward.timeout_seconds if config.reward.rules else 0.0
+    return None if config.hang.action == "off" else Watch(config.hang, world, directory, least)
+
+
+def attend(
+    worker: Any, world: Any, control_timeout_seconds: float, control: Callable[[Any], None], watch: Any = None
+) -> None:
     """Rank 0 tells the story, which ends with the verb stop; the others serve; then all leave together."""
     from spmd_rl.distributed.commands import Commands
 
     # All that exists now lives as long as the run; a full collection would look at it each time, for 0.1 s or more.
     gc.collect()
     gc.freeze()
+    # Python waits with full collections until a quarter more objects are there than at the last one: now than none.
+    gc.collect()
+    gc.enable()
     commands = Commands(world, control_timeout_seconds)
     if world.rank:
         worker.serve(commands)
@@ -188,6 +234,8 @@ def attend(worker: Any, world: Any, control_timeout_seconds: float, control: Cal
     import torch.distributed as dist
 
     dist.barrier(group=world.control)
+    if watch is not None:
+        watch.close()
     worker.close()
     if dist.is_initialized():
         dist.destroy_process_group()
@@ -304,6 +352,7 @@ def _start_log(config: Config, run_dir: Path, world_size: int, lines: list[str],
         world_size,
         resumed.step if same_run else None,
         resumed.state().get("identity") if same_run else None,
+        restarts_from_environment(),
     )
     (log.run_dir / "config.yaml").write_text(dump(config))
     for line in lines:
@@ -318,6 +367,7 @@ def _start_log(config: Config, run_dir: Path, world_size: int, lines: list[str],
 
 def _refuse(error: ValueError) -> None:
     """Say what the user can change, once a node, and leave."""
+    hide_in(error)
     if local_rank_from_environment() == 0:
         print(f"\nspmd_rl cannot start:\n{error}\n", file=sys.stderr, flush=True)
         if os.environ.get("SPMD_RL_TRACEBACK"):

@@ -2,15 +2,18 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-
-import torch.distributed as dist
+from typing import Any
 
 from spmd_rl.config.config import Config
 from spmd_rl.config.load import settings
 from spmd_rl.config.resume import refused
-from spmd_rl.controller.checkpoints import Checkpoints, Saved, digests_here
+from spmd_rl.controller.checkpoints import STATE, Checkpoints, Saved, digests_here, step_of
 from spmd_rl.controller.run_log import CHECKPOINTS
+from spmd_rl.distributed.gather import gather
 from spmd_rl.distributed.world import World
+
+_EXAMPLE = f"a directory such as runs/mine/{CHECKPOINTS}/step_000012"
+_WAY = "name another one, or take checkpoint.resume = never"
 
 
 def resume_point(config: Config, run_dir: Path, world: World) -> tuple[Saved | None, list[str]]:
@@ -27,35 +30,37 @@ def resume_point(config: Config, run_dir: Path, world: World) -> tuple[Saved | N
     def digests(directory: Path, names: Sequence[str]) -> Mapping[str, str]:
         return _merged(digests_here(directory, list(names)[world.rank :: world.size]), world)
 
-    if resume == "auto":
-        saved, problems = own.newest_whole(digests)
-        notes += [f"checkpoint.resume = auto: passed over, {problem}" for problem in problems]
-    else:
-        saved = _named(Path(resume))
-        problems = own.problems(saved, digests)
-        if problems:
-            older, _ = Checkpoints(saved.path.parent, config.checkpoint).newest_whole(digests)
-            way = f"; {older.path} is whole" if older is not None else ""
-            raise ValueError(f"checkpoint.resume = {resume}: " + "; ".join(problems) + way)
+    try:
+        if resume == "auto":
+            saved, problems = own.newest_whole(digests)
+            notes += [f"checkpoint.resume = auto: passed over, {problem}" for problem in problems]
+        else:
+            path = Path(resume)
+            problems = own.problems(Saved(0, path), digests)
+            if problems:
+                older, _ = Checkpoints(path.parent, config.checkpoint).newest_whole(digests, step_of(path))
+                way = f"; {older.path} is whole" if older is not None else f"; name {_EXAMPLE}, or take auto or never"
+                raise ValueError(f"checkpoint.resume = {resume}: " + "; ".join(problems) + way)
+            saved = Saved(_read(Saved(0, path), "step", int), path)
+    except OSError as error:
+        raise ValueError(f"checkpoint.resume = {resume}: {error}") from error
+    if saved is not None:
+        _read(saved, "loop", dict)
+        before = _read(saved, "settings", dict)
     if saved is not None and config.checkpoint.load == "all":
-        found = refused(saved.state()["settings"], settings(config), config.checkpoint.resume_allow)
+        found = refused(before, settings(config), config.checkpoint.resume_allow)
         if found:
             raise ValueError("\n".join(found))
     return saved, notes
 
 
-def _named(path: Path) -> Saved:
-    try:
-        return Saved(int(Saved(0, path).state()["step"]), path)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"checkpoint.resume = {path}: no checkpoint of a run is there ({error}); name a directory such as "
-            f"runs/mine/{CHECKPOINTS}/step_000012, or take auto or never"
-        ) from error
+def _read(saved: Saved, name: str, kind: type) -> Any:
+    """A part of its state. Raises ValueError that names the file."""
+    found = saved.state().get(name)
+    if not isinstance(found, kind):
+        raise ValueError(f"{saved.path / STATE}: {name} is {found!r}: no run of this program has written it; {_WAY}")
+    return found
 
 
 def _merged(mine: dict[str, str], world: World) -> dict[str, str]:
-    everyone: list[dict[str, str]] = [mine] * world.size
-    if world.size > 1:
-        dist.all_gather_object(everyone, mine, group=world.payload)
-    return {name: value for part in everyone for name, value in part.items()}
+    return {name: value for part in gather(mine, world.payload) for name, value in part.items()}

@@ -3,11 +3,12 @@
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from spmd_rl.config.config import Config
 from spmd_rl.config.model_shape import ModelShape
-from spmd_rl.program import attend, refusing, start_graders
+from spmd_rl.program import attend, refusing, start_graders, watch_ranks
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,8 @@ class Given:
     """The longest prompt with its response."""
     platform: str
     """As run.platform."""
+    directory: Path | None = None
+    """Where it writes."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,7 @@ def live(given: Given, read: Read, tell: Callable[[Stage], None], in_words: Call
         from spmd_rl.distributed import world as worlds
 
         world = worlds.start(platform, config.run.collective_timeout_seconds)
+        watch = watch_ranks(config, world, given.directory)
     from spmd_rl.worker.server import Server
 
     with refusing(in_words):
@@ -84,4 +88,4 @@ def live(given: Given, read: Read, tell: Callable[[Stage], None], in_words: Call
         tell(Stage(servers, server, world.size, tokenizer, prompts, notes))
         servers.ranks.stop()
 
-    attend(server, world, config.run.control_timeout_seconds, control)
+    attend(server, world, config.run.control_timeout_seconds, control, watch)

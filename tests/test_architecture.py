@@ -12,7 +12,7 @@ PACKAGE = ROOT / "spmd_rl"
 
 # From the top down; what stands in one row does not import each other.
 LAYERS = (
-    ("grpo", "plan", "evaluate", "chat"),
+    ("grpo", "plan", "evaluate", "chat", "verify_resume"),
     ("serve",),
     ("program", "dry_run", "doctor"),
     ("resume",),
@@ -37,6 +37,7 @@ DOORS = {
     "pyarrow": ("data/tables.py", "data/prepared.py"),
     "reasoning_gym": ("data/tasks.py",),
     "safetensors": ("weights/",),
+    "numba": ("weights/row_sums.py",),
     "tyro": ("config/",),
     "yaml": ("config/",),
     "math_verify": ("rewards/",),
@@ -51,7 +52,7 @@ DOORS = {
 # processes started, without it.
 TORCH_FREE = ("config", "data", "rewards", "plan", "dry_run")
 # These decide and tell; what they tell the ranks through may use torch.
-TORCH_FREE_THEMSELVES = ("controller", "grpo", "evaluate", "chat", "serve")
+TORCH_FREE_THEMSELVES = ("controller", "grpo", "evaluate", "chat", "serve", "verify_resume")
 
 SERVER = ("worker/server.py", "Server")
 FILES = sorted(PACKAGE.rglob("*.py"))

@@ -159,6 +159,8 @@ class Bench:
         """Seconds of the slowest rank; of the worst rank the bytes received, and the memory needed only meanwhile."""
         import torch.distributed as dist
 
+        from spmd_rl.distributed.gather import gather
+
         self.engine.wake_cache()
         self.engine.sleep()
         self.platform.give_back_memory()
@@ -171,8 +173,7 @@ class Bench:
         peak = self.platform.peak_memory_bytes()
         self.platform.give_back_memory()
         extra = peak - max(before, self.platform.memory_bytes())
-        everyone: list[Any] = [None] * self.world.size
-        dist.all_gather_object(everyone, (seconds, received, extra), group=self.world.payload)
+        everyone = gather((seconds, received, extra), self.world.payload)
         return tuple(max(values) for values in zip(*everyone, strict=True))  # type: ignore[return-value]
 
     def run(self) -> None:

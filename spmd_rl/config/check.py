@@ -9,15 +9,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from spmd_rl.config.check_checkpoint import checkpoint_notes, checkpoint_problems
 from spmd_rl.config.check_model import model_problems
 from spmd_rl.config.check_reward_models import reward_model_problems
-from spmd_rl.config.config import Config, ConfigError, DataConfig, EvaluationConfig
+from spmd_rl.config.config import Config, ConfigError, DataConfig, EvaluationConfig, HangConfig
 from spmd_rl.config.faults import fault_problems
 from spmd_rl.config.load import load_dataset_config
 from spmd_rl.config.model_shape import ModelShape
 from spmd_rl.config.phrases import divisors
 from spmd_rl.config.sources import ARITHMETIC, FORMATS, REASONING_GYM, is_hub_name, is_made
 from spmd_rl.config.templates import CHAT, PLAIN, template_file
+
+LEAST_SILENT_SECONDS = 3.0
 
 
 def check(config: Config, world_size: int, model: ModelShape | None) -> list[str]:
@@ -32,6 +35,7 @@ def check(config: Config, world_size: int, model: ModelShape | None) -> list[str
     if min(sizes) >= 1:
         problems += _layout(config, world_size) + _batches(config, world_size)
         problems += model_problems(config, model) if model is not None else []
+    problems += checkpoint_problems(config, list(_settings(config))) + hang_problems(config.hang)
     problems += _refresh(config) + _data(config) + reward_model_problems(config) + _files(config)
     return problems + fault_problems(config, world_size)
 
@@ -59,7 +63,7 @@ def notes(config: Config, world_size: int) -> list[str]:
                 f"rollout.{knob} = {getattr(rollout, knob)}: samples are drawn from a part of the distribution; "
                 "training computes log-probabilities over all of it"
             )
-    return said
+    return said + checkpoint_notes(config)
 
 
 # ---- each setting by itself
@@ -74,7 +78,7 @@ _RANGES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
         "rollout.block_tokens reward.workers reward.batch train.steps train.prompts_per_step train.minibatches "
         "train.max_skipped "
         "train.tokens_per_microbatch train.logprob_chunk_tokens data.max_prompt_length data.arithmetic.problems "
-        "evaluation.samples",
+        "evaluation.samples checkpoint.keep_last",
     ),
     (
         "0 or more",
@@ -82,7 +86,7 @@ _RANGES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
         "rollout.top_k data.eval_problems data.arithmetic.min_operand algorithm.kl_coefficient algorithm.std_epsilon "
         "train.warmup_steps train.learning_rate train.min_learning_rate train.weight_decay train.clip_grad "
         "rollout.canary_steps reward.memory_mib evaluation.every_steps evaluation.temperature evaluation.top_k "
-        "run.seed",
+        "run.seed checkpoint.every_steps checkpoint.keep_every",
     ),
     ("-1 (all) or more", lambda value: value >= -1, "run.samples_logged"),
     (
@@ -116,6 +120,21 @@ def _ranges(config: Config) -> list[str]:
             for knob in knobs.split()
             if math.isfinite(settings[knob]) and not fits(settings[knob])
         ]
+    return problems
+
+
+def hang_problems(hang: HangConfig) -> list[str]:
+    """What is wrong with the deadlines that a run is watched with."""
+    seconds = {name: getattr(hang, name) for name in ("minimum_seconds", "factor", "first_seconds", "silent_seconds")}
+    seconds |= {f"deadline_seconds {name}": value for name, value in hang.deadline_seconds.items()}
+    problems = [
+        f"hang.{knob} = {value}: out of range; it must be above 0" for knob, value in seconds.items() if not value > 0
+    ]
+    if hang.silent_seconds < LEAST_SILENT_SECONDS:
+        problems.append(
+            f"hang.silent_seconds = {hang.silent_seconds}: a sign of life comes once a second, and later on a machine "
+            f"that is full; set it to {LEAST_SILENT_SECONDS:g} or more"
+        )
     return problems
 
 

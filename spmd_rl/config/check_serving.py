@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Literal
 
+from spmd_rl.config.check import hang_problems
 from spmd_rl.config.check_model import model_problems
 from spmd_rl.config.config import Config, ConfigError
 from spmd_rl.config.model_shape import ModelShape
@@ -106,7 +107,7 @@ def evaluation_problems(given: EvaluateConfig, config: Config, model: ModelShape
                 f"ranks; their product can be {divisors(world_size)}, or start other ranks"
             )
         problems += [in_own_words(problem) for problem in model_problems(config, model)]
-    return problems
+    return problems + hang_problems(given.hang)
 
 
 def chat_problems(given: ChatConfig, config: Config, model: ModelShape) -> list[str]:

@@ -339,6 +339,24 @@ class CheckpointConfig:
 
 
 @dataclass(frozen=True)
+class HangConfig:
+    action: Literal["abort", "report", "off"] = "abort"
+    """What to do when the run has been still for too long: report who waits for whom and end all ranks, only report,
+    or don't watch."""
+    deadline_seconds: dict[str, float] = field(default_factory=dict)
+    """Phase (as in timing/<phase>) or verb -> for how long no rank may get on in it: --hang.deadline_seconds rollout
+    900 update 300. The others learn theirs."""
+    minimum_seconds: float = 600.0
+    """A learned deadline is never shorter."""
+    factor: float = 10.0
+    """A learned deadline: so many times the longest stillness of the phase so far."""
+    first_seconds: float = 1800.0
+    """Deadline of a phase that was never seen to end: kernels may be compiled in it."""
+    silent_seconds: float = 300.0
+    """A rank that gives no sign of life for so long is lost: stopped, or its node or link is gone."""
+
+
+@dataclass(frozen=True)
 class RunConfig:
     name: str = "grpo"
     """Names the run's directory and its W&B run."""
@@ -377,6 +395,7 @@ class Config:
     train: TrainConfig = field(default_factory=TrainConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    hang: HangConfig = field(default_factory=HangConfig)
     run: RunConfig = field(default_factory=RunConfig)
     inject: tuple[str, ...] = ()
     """Faults to suffer, to see what the run makes of them: kill:rank=1,phase=rollout,step=3 (docs/faults.md). Each

@@ -14,6 +14,7 @@ import tyro
 import yaml
 
 from spmd_rl.config.config import Config, ConfigError, DatasetConfig
+from spmd_rl.config.secrets import hidden
 
 Settings = TypeVar("Settings")
 
@@ -89,13 +90,14 @@ def _dataset_name(source: str) -> str:
 
 
 def dump(config: Any) -> str:
-    """YAML that load_config reads back to an equal Config, and `load` to equal settings."""
-    return yaml.safe_dump(_plain(dataclasses.asdict(config)), sort_keys=False, allow_unicode=True, width=120)
+    """YAML that load_config reads back to an equal Config, and `load` to equal settings, but for secrets."""
+    plain = hidden(_plain(dataclasses.asdict(config)))
+    return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=120)
 
 
 def settings(config: Any) -> dict[str, Any]:
-    """Dotted name -> value of every setting, as JSON and YAML spell it."""
-    return _dotted(_plain(dataclasses.asdict(config)))
+    """Dotted name -> value of every setting, as JSON and YAML spell it, without secrets."""
+    return _dotted(hidden(_plain(dataclasses.asdict(config))))
 
 
 def read_settings(path: Path) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 ALWAYS = (
     "run.",
     "checkpoint.",
+    "hang.",
     "parallel.",
     "evaluation.",
     "rollout.tensor",
@@ -36,6 +37,11 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str
     return [(name, before.get(name), now.get(name)) for name in names if before.get(name) != now.get(name)]
 
 
+def may_differ(name: str, allowed: Sequence[str]) -> bool:
+    """Whether a setting is among these names, or begins as one that ends in a dot or an underscore."""
+    return any(name == a or (a.endswith((".", "_")) and name.startswith(a)) for a in allowed)
+
+
 def refused(before: Mapping[str, Any], now: Mapping[str, Any], allowed: Sequence[str]) -> list[str]:
     """What keeps a run with settings `now` from going on with the state of one with settings `before`, one a line.
 
@@ -45,7 +51,7 @@ def refused(before: Mapping[str, Any], now: Mapping[str, Any], allowed: Sequence
     for name, old, new in changes(before, now):
         # More steps are the same run, longer, as long as the learning rate does not depend on where it ends.
         longer = name == "train.steps" and now.get("train.schedule") == "constant"
-        may = any(name == a or (a.endswith((".", "_")) and name.startswith(a)) for a in (*ALWAYS, *allowed))
+        may = may_differ(name, (*ALWAYS, *allowed))
         if (may and name not in _NEVER) or name in allowed or longer:
             continue
         found.append(

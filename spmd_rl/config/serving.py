@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from spmd_rl.config.config import Config, DataConfig, ModelConfig, RewardConfig, RolloutConfig, RunConfig
+from spmd_rl.config.config import Config, DataConfig, HangConfig, ModelConfig, RewardConfig, RolloutConfig, RunConfig
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,7 @@ class EvaluateConfig:
     control_timeout_seconds: float = 600.0
     """How long rank 0 waits for the others to begin or end a verb before it names who is missing."""
     rollout: EngineConfig = field(default_factory=EngineConfig)
+    hang: HangConfig = field(default_factory=HangConfig)
 
 
 @dataclass(frozen=True)
@@ -150,6 +151,7 @@ def of_evaluation(given: EvaluateConfig, directory: str, dtype: Literal["float32
             block_tokens=engine.block_tokens,
         ),
         reward=RewardConfig({given.grader: 1.0}, given.grader_timeout_seconds, given.grader_workers),
+        hang=given.hang,
         run=replace(RunConfig(), seed=given.seed, control_timeout_seconds=given.control_timeout_seconds),
     )
 

@@ -10,6 +10,7 @@
 A directory that is not complete never has a name that is looked for. Rank 0 only; no torch.
 """
 
+import hashlib
 import json
 import os
 import re
@@ -26,6 +27,7 @@ STATE, FILES, LATEST = "state.json", "files.json", "latest"
 _NAME = re.compile(r"step_(\d{6,})")
 # What a file system wants to keep free beside a checkpoint.
 _SPARE_BYTES = 64 << 20
+_UNREADABLE = "can't be read"
 
 Digests = Callable[[Path, Sequence[str]], Mapping[str, str]]
 """Digests of some files of a directory by name; the ranks may share the work."""
@@ -39,8 +41,14 @@ class Saved:
     path: Path
 
     def state(self) -> dict[str, Any]:
-        """What rank 0 had written down."""
-        return json.loads((self.path / STATE).read_text(encoding="utf-8"))
+        """What rank 0 had written down. Raises ValueError that names the file."""
+        try:
+            found = json.loads((self.path / STATE).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{self.path / STATE}: can't be read ({error})") from error
+        if not isinstance(found, dict):
+            raise ValueError(f"{self.path / STATE}: holds {type(found).__name__}, not what a run writes there")
+        return found
 
 
 class Checkpoints:
@@ -51,13 +59,14 @@ class Checkpoints:
 
     def found(self) -> list[Saved]:
         """All complete ones, oldest first."""
+        return [saved for saved in self._named() if os.path.isfile(saved.path / FILES)]
+
+    def _named(self) -> list[Saved]:
+        """All that have a complete one's name: something was taken away from those that are not."""
         if not self.directory.is_dir():
             return []
         named = ((_NAME.fullmatch(path.name), path) for path in self.directory.iterdir())
-        return sorted(
-            (Saved(int(name[1]), path) for name, path in named if name and (path / FILES).is_file()),
-            key=lambda saved: saved.step,
-        )
+        return sorted((Saved(int(name[1]), path) for name, path in named if name), key=lambda saved: saved.step)
 
     def begin(self, step: int, expected_bytes: int) -> Path:
         """An empty directory for a new one.
@@ -88,6 +97,7 @@ class Checkpoints:
         """Give a sealed directory its name, and remove what need not be kept. `digests`: of all files in it."""
         partial, path = self.directory / f"{_name(step)}.partial", self.directory / _name(step)
         files = {name: {"bytes": (partial / name).stat().st_size, "digest": found} for name, found in digests.items()}
+        files[FILES] = {"bytes": 0, "digest": _own_digest(files)}
         _write(partial / FILES, json.dumps(files, indent=1))
         if path.exists():  # the same step, done again after an older one was taken up
             shutil.rmtree(path)
@@ -103,6 +113,7 @@ class Checkpoints:
     def abandon(self, step: int) -> None:
         """Remove a directory that can't be finished."""
         shutil.rmtree(self.directory / f"{_name(step)}.partial", ignore_errors=True)
+        (self.directory / f"{LATEST}.new").unlink(missing_ok=True)
 
     def problems(self, saved: Saved, digests: Digests) -> list[str]:
         """What is wrong with a checkpoint's files: missing, of another size, or other bytes than were written."""
@@ -110,12 +121,17 @@ class Checkpoints:
             files = json.loads((saved.path / FILES).read_text(encoding="utf-8"))
             sizes = {name: int(entry["bytes"]) for name, entry in files.items()}
             wanted = {name: str(entry["digest"]) for name, entry in files.items()}
+            if wanted.pop(FILES, None) != _own_digest(files):
+                raise ValueError("other bytes than were written")
+            sizes.pop(FILES)
+            if outside := [name for name in sizes if name.startswith("/") or ".." in Path(name).parts]:
+                raise ValueError(f"it names {outside[0]}, which is outside of the checkpoint")
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             return [f"{saved.path / FILES}: can't be read ({error})"]
         found, here = [], []
         for name, size in sizes.items():
             file = saved.path / name
-            if not file.is_file():
+            if not os.path.isfile(file):
                 found.append(f"{file}: missing")
             elif file.stat().st_size != size:
                 found.append(f"{file}: {file.stat().st_size} bytes, {size} were written")
@@ -124,14 +140,22 @@ class Checkpoints:
         if not found:
             got = digests(saved.path, here)
             found = [
-                f"{saved.path / name}: other bytes than were written" for name in here if got[name] != wanted[name]
+                f"{saved.path / name}: "
+                + (got[name] if got[name].startswith(_UNREADABLE) else "other bytes than were written")
+                for name in here
+                if got[name] != wanted[name]
             ]
         return found
 
-    def newest_whole(self, digests: Digests) -> tuple[Saved | None, list[str]]:
-        """The newest checkpoint whose files are all as they were written, and what is wrong with newer ones."""
+    def newest_whole(self, digests: Digests, before: int | None = None) -> tuple[Saved | None, list[str]]:
+        """The newest checkpoint whose files are all as they were written, and what is wrong with newer ones.
+
+        `before`: of those of earlier steps.
+        """
         problems: list[str] = []
-        for saved in reversed(self.found()):
+        for saved in reversed(self._named()):
+            if before is not None and saved.step >= before:
+                continue
             wrong = self.problems(saved, digests)
             if not wrong:
                 return saved, problems
@@ -160,16 +184,39 @@ class Checkpoints:
         metric = self.config.keep_best.removeprefix("-")
         sign = -1.0 if self.config.keep_best.startswith("-") else 1.0
         values = [
-            (sign * value, -saved.step, saved)
-            for saved in found
-            if (value := saved.state().get("metrics", {}).get(metric)) is not None
+            (sign * value, -saved.step, saved) for saved in found if (value := _metric(saved, metric)) is not None
         ]
         return max(values, key=lambda entry: entry[:2])[2] if values else None
 
 
 def digests_here(directory: Path, names: Sequence[str]) -> dict[str, str]:
-    """The digests of some files, computed by this process alone."""
-    return {name: digest(directory / name) for name in names}
+    """The digests of some files, computed by this process alone; of one that can't be read, why not."""
+    found = {}
+    for name in names:
+        try:
+            found[name] = digest(directory / name)
+        except OSError as error:
+            found[name] = f"{_UNREADABLE} ({error.strerror})"
+    return found
+
+
+def _own_digest(files: Mapping[str, Mapping[str, Any]]) -> str:
+    """Of the list of files itself."""
+    listed = json.dumps({name: files[name] for name in sorted(files) if name != FILES}, sort_keys=True)
+    return hashlib.sha256(listed.encode()).hexdigest()
+
+
+def _metric(saved: Saved, name: str) -> float | None:
+    try:
+        return saved.state().get("metrics", {}).get(name)
+    except ValueError:  # nobody's best
+        return None
+
+
+def step_of(path: Path) -> int | None:
+    """The step that a checkpoint's name says, if it is one's."""
+    named = _NAME.fullmatch(path.name)
+    return int(named[1]) if named else None
 
 
 def _name(step: int) -> str:
@@ -181,10 +228,13 @@ def _gib(size: int) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    with path.open("w", encoding="utf-8") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
+    try:
+        with path.open("w", encoding="utf-8") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+    except OSError as error:  # of a full disk it names no file
+        raise OSError(f"{path}: {error.strerror}") from error
 
 
 def _sync_directory(path: Path) -> None:

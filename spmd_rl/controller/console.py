@@ -134,12 +134,17 @@ def _indented(text: str) -> str:
     return text.strip().replace("\n", "\n" + " " * 12)
 
 
+SUMMARY = ("grpo/rewards/mean", "timing/all")
+"""What `summary` reads of the row of a step."""
+
+
 def summary(
     rows: Sequence[Mapping[str, float]],
     evaluations: Sequence[tuple[int, Mapping[str, float]]],
     places: Mapping[str, Path],
 ) -> str:
-    """What the run reached, and where everything lies: `rows` of steps, `evaluations` as (step, metrics)."""
+    """What the run reached, and where everything lies: `rows` of steps, the first and last `evaluations` as (step,
+    metrics)."""
     facts: list[tuple[str, str]] = []
     if len(evaluations) > 1:
         (first, before), (last, after) = evaluations[0], evaluations[-1]

@@ -21,6 +21,15 @@ PHASES = {
     "judge": "reward_model",
 }
 """What a verb's memory is called in the metrics; `start` is all that comes before the first verb."""
+HOLDS = {
+    "resident_bytes": "memory/resident_bytes",
+    "children_bytes": "memory/children_bytes",
+    "open_files": "process/open_files",
+    "processes": "process/children",
+    "shared_memory_files": "process/shared_memory_files",
+    "temporary_files": "process/temporary_files",
+}
+"""What a rank holds of its machine (worker/footprint.py), as the metrics call it."""
 
 
 Timed = Callable[[str], AbstractContextManager[None]]
@@ -265,13 +274,18 @@ class Ranks:
         self._all("keep_rewards", scored=[asdict(one) for one in scored.values()])
 
     @verb
-    def costs(self) -> dict[str, float]:
-        """Since the last time: the peak memory of the hungriest rank in each phase, and what went through rank 0."""
+    def costs(self) -> tuple[dict[str, float], list[dict[str, int]]]:
+        """Since the last time: the peak memory of the hungriest rank in each phase, and what went through rank 0.
+
+        And now, of the rank that holds most: what HOLDS names. Returns metrics, and what each rank holds.
+        """
         answers = self._all("costs")
-        peaks = {name: max(answer[name] for answer in answers) for name in answers[0]}
-        by_phase = {f"memory/{phase}/peak_bytes": peaks[name] for name, phase in PHASES.items() if name in peaks}
+        peaks = {name: max(answer["peaks"][name] for answer in answers) for name in answers[0]["peaks"]}
+        metrics = {f"memory/{phase}/peak_bytes": peaks[name] for name, phase in PHASES.items() if name in peaks}
+        holds = [{metric: answer["holds"][name] for name, metric in HOLDS.items()} for answer in answers]
+        metrics |= {metric: max(rank[metric] for rank in holds) for metric in HOLDS.values()}
         moved, self.controller_bytes = self.commands.bytes_moved - self.controller_bytes, self.commands.bytes_moved
-        return by_phase | {"memory/peak_bytes": max(peaks.values()), "bytes/controller": moved}
+        return metrics | {"memory/peak_bytes": max(peaks.values()), "bytes/controller": moved}, holds
 
     @verb
     def stop(self) -> None:

@@ -4,6 +4,7 @@ import json
 import math
 import netrc
 import os
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,15 +16,17 @@ from typing import Any, Protocol, Self
 from urllib.parse import urlparse
 
 from spmd_rl.config.config import Config
-from spmd_rl.controller.console import Console, console, conversation, evaluation_line, step_line, summary
+from spmd_rl.config.secrets import hidden
+from spmd_rl.controller.console import SUMMARY, Console, console, conversation, evaluation_line, step_line, summary
 from spmd_rl.data.samples import SAMPLES, samples_file, samples_step, write_samples
 from spmd_rl.distributed.whereabouts import here, move
 
 METRICS = "metrics.jsonl"
+RANKS = "ranks.jsonl"
 EVALUATIONS = "evaluations"
 CHECKPOINTS = "checkpoints"
 WRITTEN_HERE = (
-    *("config.yaml", METRICS, "run.log", SAMPLES, EVALUATIONS, "tensorboard", "wandb", "hf", "report"),
+    *("config.yaml", METRICS, RANKS, "run.log", SAMPLES, EVALUATIONS, "tensorboard", "wandb", "hf", "report", "hang"),
     CHECKPOINTS,
 )
 
@@ -43,7 +46,9 @@ class RunLog:
 
     What an earlier run left in `run_dir` is moved to `run_dir`/earlier/. With `resumed`, a number of steps, the run
     that is there goes on after these, and only what it did later is moved; `identity` is what the property of that name
-    was then. Raises ValueError when W&B cannot be reached as the configuration asks.
+    was then. `restarts`: how often torchrun has started the ranks again. After a continuation or restart the next row
+    has restart/count, restart/lost_steps and restart/lost_seconds, of steps whose rows were moved. Raises ValueError
+    when W&B cannot be reached as the configuration asks.
     """
 
     def __init__(
@@ -53,20 +58,26 @@ class RunLog:
         world_size: int,
         resumed: int | None = None,
         identity: Mapping[str, str] | None = None,
+        restarts: int = 0,
     ):
         self.config = config
         self.run_dir = Path(run_dir)
         self.world_size = world_size
         if config.run.wandb == "online":
             require_wandb_key()
+        again = resumed is not None or restarts > 0
+        lost = _lost(self.run_dir, resumed or 0) if again else (0, 0.0)
         moved = _set_aside(self.run_dir) if resumed is None else _set_later_aside(self.run_dir, resumed)
         (self.run_dir / SAMPLES).mkdir(parents=True, exist_ok=True)
         self._text = open(self.run_dir / "run.log", "w" if resumed is None else "a", encoding="utf-8")
+        # All of a row is on disk. What stays in memory is what `summary` reads, or a long run would fill it.
         self._rows: list[dict[str, float]] = []
         self._evaluations: list[tuple[int, dict[str, float]]] = []
+        self._last: dict[str, float] = {}
         if resumed is not None:
             self._read_rows()
         self._sinks: list[Sink] = [_JsonLines(self.run_dir / METRICS)]
+        self._ranks = open(self.run_dir / RANKS, "a", encoding="utf-8")
         if config.run.tensorboard:
             self._sinks.append(_TensorBoard(self.run_dir / "tensorboard", resumed))
         self._identity: dict[str, str] = {}
@@ -75,6 +86,8 @@ class RunLog:
             self._sinks.append(online)
             self._identity["wandb"] = online.run.id
         self._values: dict[str, list[float]] = defaultdict(list)
+        # The next row has these too.
+        self._once: dict[str, float] = {}
         self._open_phases: list[_Phase] = []
         self._skipped = 0
         self._closed = False
@@ -88,6 +101,10 @@ class RunLog:
         if moved:
             what = "what an earlier run had left there" if resumed is None else f"what it had done after step {resumed}"
             self.note(f"{what} is in {moved}")
+        if again:
+            self._once = {"restart/count": restarts, "restart/lost_steps": lost[0], "restart/lost_seconds": lost[1]}
+            started = f"torchrun has started the ranks again {restarts} times; " if restarts else ""
+            self.note(f"{started}lost: {lost[0]} steps ({lost[1]:.1f} s), and what was under way")
 
     @property
     def identity(self) -> dict[str, str]:
@@ -97,18 +114,20 @@ class RunLog:
     @property
     def last(self) -> dict[str, float]:
         """The newest value of each metric, evaluations included."""
-        rows = sorted([(row["step"], row) for row in self._rows] + self._evaluations, key=lambda entry: entry[0])
-        return {name: value for _, row in rows[-64:] for name, value in row.items()}
+        return dict(self._last)
 
     def _read_rows(self) -> None:
         for line in (self.run_dir / METRICS).read_text(encoding="utf-8").splitlines():
             row = {name: math.nan if value is None else value for name, value in json.loads(line).items()}
-            if any(name.startswith("eval/") for name in row):
-                step = int(row.pop("step"))
-                row.pop("time", None)
-                self._evaluations.append((step, row))
-            else:
-                self._rows.append(row)
+            step, _ = int(row.pop("step")), row.pop("time", None)
+            self._remember(step, row)
+
+    def _remember(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._last |= {"step": step} | metrics
+        if any(name.startswith("eval/") for name in metrics):
+            self._evaluations[1:] = [(step, dict(metrics))]  # the first and the newest
+        else:
+            self._rows.append({name: metrics[name] for name in SUMMARY if name in metrics})
 
     def __enter__(self) -> Self:
         return self
@@ -124,7 +143,8 @@ class RunLog:
         self.close(failed=kind is not None)
 
     def note(self, text: str) -> None:
-        """Say something once, on the console and in run.log."""
+        """Say something once, without secrets, on the console and in run.log."""
+        text = hidden(text)
         self._text.write(text + "\n")
         self._text.flush()
         self._console.line(text)
@@ -140,11 +160,12 @@ class RunLog:
         metrics = {name: combine(name, values) for name, values in self._values.items()}
         sequences = self.config.train.prompts_per_step * self.config.algorithm.samples_per_prompt
         metrics |= tokens_per_second(metrics, sequences, self.world_size)
+        metrics |= self._once
+        self._once = {}
         self._values.clear()
-        self._rows.append({"step": step, **metrics})
         self._write(step, metrics)
         self._console.advance(step)
-        self.note(step_line(self._rows[-1], self.config.train.steps, self.world_size))
+        self.note(step_line({"step": step, **metrics}, self.config.train.steps, self.world_size))
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:
@@ -199,6 +220,12 @@ class RunLog:
         for sample in samples[:show]:
             self.note(conversation(sample))
 
+    def ranks(self, step: int, numbers: Sequence[Mapping[str, float]]) -> None:
+        """Keep numbers of each rank, of which the metrics have the largest: in ranks.jsonl, in rank order."""
+        columns = {name: [rank[name] for rank in numbers] for name in numbers[0]}
+        self._ranks.write(json.dumps({"step": step, **columns}) + "\n")
+        self._ranks.flush()
+
     def questions(self, step: int, benchmark: str, lines: Sequence[Mapping[str, Any]]) -> None:
         """Keep what an evaluation asked and what came back: one question a line (controller/benchmark.py)."""
         write_samples(self.run_dir / EVALUATIONS / f"step_{step:06d}_{benchmark}.jsonl", lines)
@@ -207,7 +234,6 @@ class RunLog:
         """Numbers of an evaluation after `step` steps: a row of their own."""
         if not metrics:
             return
-        self._evaluations.append((step, dict(metrics)))
         self._write(step, metrics)
         self.note(evaluation_line(step, metrics))
 
@@ -219,9 +245,11 @@ class RunLog:
         self._console.close()
         for sink in self._sinks:
             sink.close(failed)
+        self._ranks.close()
         self._text.close()
 
     def _write(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._remember(step, metrics)
         for sink in self._sinks:
             sink.write(step, metrics)
 
@@ -278,13 +306,29 @@ def require_wandb_key() -> None:
         )
 
 
+def _lost(run_dir: Path, step: int) -> tuple[int, float]:
+    """Whole steps that the run had done after `step`, and the seconds from then to the end of the last of them."""
+    metrics = run_dir / METRICS
+    lines = metrics.read_text(encoding="utf-8").splitlines(keepends=True) if metrics.exists() else []
+    done = [json.loads(line) for line in lines if line.endswith("\n")]
+    later = [row for row in done if row["step"] > step]
+    if not later:
+        return 0, 0.0
+    before = [row["time"] for row in done if row["step"] <= step]
+    begun = before[-1] if before else later[0]["time"] - later[0].get("timing/all", 0.0)
+    return int(later[-1]["step"]) - step, later[-1]["time"] - begun
+
+
 def _set_aside(run_dir: Path) -> Path | None:
-    """Move an earlier run's files, and nothing else, out of the way."""
+    """Move an earlier run's files, and nothing else, out of the way.
+
+    A directory with metrics has a run's files; they go last, so that a kill in between leaves the rest to the next.
+    """
     if not (run_dir / METRICS).exists():
         return None
     target = _free(run_dir / "earlier")
     target.mkdir(parents=True)
-    for name in WRITTEN_HERE:
+    for name in sorted(WRITTEN_HERE, key=METRICS.__eq__):
         if (run_dir / name).exists():
             (run_dir / name).rename(target / name)
     return target
@@ -292,30 +336,37 @@ def _set_aside(run_dir: Path) -> Path | None:
 
 def _set_later_aside(run_dir: Path, step: int) -> Path | None:
     """Move what a run did after a step out of the way: rows of metrics, and samples."""
-    metrics = run_dir / METRICS
-    lines = metrics.read_text(encoding="utf-8").splitlines(keepends=True) if metrics.exists() else []
-    kept, later = [], []
-    for line in lines:
-        whole = line.endswith("\n")  # a line without its end was being written when the run ended
-        (kept if whole and json.loads(line)["step"] <= step else later).append(line)
+    kept, later = {}, {}
+    for name in (METRICS, RANKS):
+        kept[name], later[name] = _lines_until(run_dir / name, step)
     files = [
         path
         for place in (SAMPLES, EVALUATIONS)
         for path in (run_dir / place).glob("step_*")
         if samples_step(path.name) > step
     ]
-    if not later and not files:
+    if not any(later.values()) and not files:
         return None
     target = _free(run_dir / "earlier")
     target.mkdir(parents=True)
-    (target / METRICS).write_text("".join(later), encoding="utf-8")
     for path in files:
         (target / path.parent.name).mkdir(exist_ok=True)
         path.rename(target / path.parent.name / path.name)
-    scratch = metrics.with_name(METRICS + ".new")
-    scratch.write_text("".join(kept), encoding="utf-8")
-    scratch.rename(metrics)
+    for name in kept:
+        (target / name).write_text("".join(later[name]), encoding="utf-8")
+        scratch = run_dir / (name + ".new")
+        scratch.write_text("".join(kept[name]), encoding="utf-8")
+        scratch.rename(run_dir / name)
     return target
+
+
+def _lines_until(path: Path, step: int) -> tuple[list[str], list[str]]:
+    """The lines of steps up to this one, and the others."""
+    kept, later = [], []
+    for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []:
+        whole = line.endswith("\n")  # a line without its end was being written when the run ended
+        (kept if whole and json.loads(line)["step"] <= step else later).append(line)
+    return kept, later
 
 
 def _free(directory: Path) -> Path:
@@ -369,14 +420,15 @@ class _WeightsAndBiases:
     def __init__(self, config: Config, run_dir: Path, identifier: str | None):
         import wandb
 
+        sys.argv = hidden(sys.argv)  # W&B keeps the command line
         self.run = wandb.init(
             id=identifier,
             resume="allow" if identifier else None,
             project=config.run.wandb_project,
-            name=config.run.name,
+            name=hidden(config.run.name),
             dir=str(run_dir),
             mode=config.run.wandb,
-            config=asdict(config),
+            config=hidden(asdict(config)),
             settings=wandb.Settings(silent=True),
         )
 

@@ -23,7 +23,15 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> Any:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=trust_remote_code)
+    try:
+        return AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=trust_remote_code)
+    except ValueError as error:
+        if trust_remote_code or "trust_remote_code" not in str(error):
+            raise
+        raise ValueError(
+            f"model.path = {path}: its tokenizer needs Python code that lies beside it, and is not run unasked; read "
+            "it, and set model.trust_remote_code to true if you trust it"
+        ) from error
 
 
 def render(tokenizer: Any, messages: Sequence[Message], **template: Any) -> list[int]:

@@ -14,7 +14,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from spmd_rl.distributed.whereabouts import at, here, move
+from spmd_rl.distributed.whereabouts import WAITS, at, here, move
 from spmd_rl.distributed.world import World
 
 
@@ -48,7 +48,7 @@ class Commands:
                 receipts[rank] = dist.irecv(arrived[rank], src=rank, group=self.world.control)
                 sends.append(self._post(message, rank))
         deadline = time.monotonic() + self.timeout_seconds
-        with at(f"waits until all ranks are at {verb}"):
+        with at(f"{WAITS}all ranks to be at {verb}"):
             missing = [rank for rank in others if not _finished_by(receipts[rank], deadline)]
         if missing:
             names = ", ".join(str(rank) for rank in missing)
@@ -65,7 +65,7 @@ class Commands:
         answers = [own]
         for rank in range(1, self.world.size):
             length = torch.zeros(1, dtype=torch.int64)
-            with _naming(rank, "before its answer"), at(f"waits for the answer of rank {rank}"):
+            with _naming(rank, "before its answer"), at(f"{WAITS}the answer of rank {rank}"):
                 dist.recv(length, src=rank, group=self.world.control)
                 body = torch.empty(int(length), dtype=torch.uint8)
                 dist.recv(body, src=rank, group=self.world.control)
@@ -78,7 +78,7 @@ class Commands:
     def receive(self) -> tuple[str, dict[str, Any]]:
         """Wait for rank 0's next verb, and say that it is here."""
         length = torch.zeros(1, dtype=torch.int64)
-        with at("waits for the next verb"):
+        with at(f"{WAITS}the next verb"):
             dist.recv(length, src=0, group=self.world.control)
             body = torch.empty(int(length), dtype=torch.uint8)
             dist.recv(body, src=0, group=self.world.control)

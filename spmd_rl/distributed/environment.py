@@ -19,5 +19,5 @@ def local_rank_from_environment() -> int:
 
 
 def restarts_from_environment() -> int:
-    """How often torchrun has started the ranks again; 0 without torchrun."""
+    """How often torchrun has started the ranks again since its own start; 0 without torchrun."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))

@@ -9,15 +9,15 @@ from typing import Any
 
 import torch.distributed as dist
 
+from spmd_rl.distributed.gather import gather
+
 _ranks_at: dict[str, list[int]] = {}
 
 
 def learn(group: dist.ProcessGroup) -> None:
     """A collective: find out which ranks are at which address."""
-    everyone: list[str] = [""] * dist.get_world_size(group)
-    dist.all_gather_object(everyone, _own_address(), group=group)
     _ranks_at.clear()
-    for rank, address in enumerate(everyone):
+    for rank, address in enumerate(gather(_own_address(), group)):
         _ranks_at.setdefault(address, []).append(rank)
 
 

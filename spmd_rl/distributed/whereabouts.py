@@ -6,6 +6,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+WAITS = "waits for "
+"""How the `doing` of a rank begins that only waits for others at the control group."""
+IDLE = "waits for a person"
+
 
 @dataclass(frozen=True)
 class Place:
@@ -53,6 +57,6 @@ def at(doing: str) -> Iterator[None]:
         move(doing=before)
 
 
-def listen(listener: Listener) -> None:
-    """Hear of every move from now on."""
-    _listeners.append(listener)
+def listen(listener: Listener, first: bool = False) -> None:
+    """Hear of every move from now on; `first`: before the others, of which one may end or stop this process."""
+    _listeners.insert(0, listener) if first else _listeners.append(listener)

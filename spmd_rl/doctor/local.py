@@ -7,6 +7,7 @@ from pathlib import Path
 
 from spmd_rl.config.config import Config
 from spmd_rl.config.load import load_config
+from spmd_rl.config.secrets import hidden
 from spmd_rl.doctor import fingerprint, machine, network, versions
 from spmd_rl.doctor.finding import Finding
 from spmd_rl.patches import megatron_core, vllm
@@ -84,7 +85,7 @@ def facts(here: Here, words: Sequence[str]) -> dict[str, dict[str, str]]:
     packages = {name: version for name in CORE_PACKAGES if (version := versions.installed_version(name))}
     return {
         "code": fingerprint.code(),
-        "config": fingerprint.settings(here.config) if here.config else {"command line": " ".join(words)},
+        "config": fingerprint.settings(here.config) if here.config else {"command line": hidden(" ".join(words))},
         "versions": packages,
         "machine": fingerprint.python() | {"kind": here.kind, "ranks on the node": str(here.ranks_here)},
     }

@@ -1,6 +1,7 @@
 """Nodes that exchange small facts before any process group exists, over a TCPStore, as JSON."""
 
 import json
+import socket
 import time
 from datetime import timedelta
 from typing import Any
@@ -102,10 +103,17 @@ def join(host: str, port: int, node: int, nodes: int, timeout_seconds: float) ->
     from torch.distributed import DistError, TCPStore
 
     try:
+        # torch would listen on every interface.
+        listener = {"master_listen_fd": _listener(host, port)} if node == 0 else {}
         store = TCPStore(
-            host, port, is_master=node == 0, wait_for_workers=False, timeout=timedelta(seconds=timeout_seconds)
+            host,
+            port,
+            is_master=node == 0,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=timeout_seconds),
+            **listener,
         )
-    except (DistError, RuntimeError) as error:
+    except (DistError, RuntimeError, OSError) as error:
         if node == 0:
             raise ValueError(f"port {port}: node 0 cannot listen there ({_first_line(error)})") from error
         raise ValueError(
@@ -114,6 +122,16 @@ def join(host: str, port: int, node: int, nodes: int, timeout_seconds: float) ->
             "close the port?"
         ) from error
     return Meeting(store, node, nodes, timeout_seconds)
+
+
+def _listener(host: str, port: int) -> int:
+    """A file descriptor that listens at this address of this machine, and at no other."""
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family, kind, protocol) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(1024)
+        return listener.detach()
 
 
 def _first_line(error: BaseException) -> str:

@@ -1,10 +1,10 @@
 """Changes to Megatron-Core, each with its reason."""
 
-import multiprocessing
 from typing import Any
 
 import torch
 
+from spmd_rl.patches import checkpoint_pickles, checkpoint_writes
 from spmd_rl.patches.cpu_torch import host_torch
 from spmd_rl.patches.patch import Patch
 
@@ -107,18 +107,6 @@ def _fill_states(original: Any) -> Any:
                     value.copy_(tensors[key])
 
     return fill
-
-
-def _plain_queue(original: Any) -> Any:
-    """A queue in memory that a forked writer shares with this process."""
-    queues: list[Any] = []
-
-    def queue() -> Any:
-        if not queues:
-            queues.append(multiprocessing.get_context("fork").Queue())
-        return queues[0]
-
-    return queue
 
 
 PATCHES = (
@@ -247,17 +235,6 @@ PATCHES = (
     Patch(
         package="megatron-core",
         versions=_VERSIONS,
-        target="megatron.core.dist_checkpointing.strategies.filesystem_async:_get_write_results_queue",
-        platforms=("cpu", "cuda", "npu"),
-        reason="the results of writing a checkpoint go through a server process that is spawned for it: it takes seconds to "
-        "start, and stays when its rank is killed",
-        upstream=f"{_SOURCE}/dist_checkpointing/strategies/filesystem_async.py#L51",
-        until="Megatron-Core passes the results of its forked writers through a queue of theirs",
-        make=_plain_queue,
-    ),
-    Patch(
-        package="megatron-core",
-        versions=_VERSIONS,
         target="megatron.core.optimizer.distrib_optimizer:DistributedOptimizer._set_main_param_and_optimizer_states",
         platforms=("cpu", "cuda", "npu"),
         reason="a checkpoint has one count of steps for all parameters, and without Transformer Engine or Apex the Adam is "
@@ -266,4 +243,6 @@ PATCHES = (
         until="the distributed optimizer leaves the key 'step' of an optimizer's state to load_state_dict",
         make=_fill_states,
     ),
+    *checkpoint_pickles.PATCHES,
+    *checkpoint_writes.PATCHES,
 )

@@ -67,9 +67,9 @@ def own_shared_memory(original: Any) -> Any:
 
     def _init_cpu_shm(self: Any) -> int:
         communicator = self.communicator
-        name = [uuid.uuid4().hex]
-        dist.broadcast_object_list(name, src=communicator.ranks[0], group=communicator.cpu_group)
-        self.group_name = f"spmd_rl-{name[0]}"
+        name = torch.frombuffer(bytearray(uuid.uuid4().bytes), dtype=torch.uint8)
+        dist.broadcast(name, src=communicator.ranks[0], group=communicator.cpu_group)
+        self.group_name = f"spmd_rl-{bytes(name.tolist()).hex()}"
         handle = original(self)
         # All ranks have it open now: without its name it lives as long as they do.
         with contextlib.suppress(FileNotFoundError):

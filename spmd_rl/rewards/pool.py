@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from spmd_rl.data.tickets import Scored
+from spmd_rl.distributed.whereabouts import here, move
 from spmd_rl.rewards.grade import RewardSample
 from spmd_rl.rewards.parent import Parent
 from spmd_rl.rewards.worker import Batch, Verdict, frame
@@ -24,6 +25,8 @@ _PATIENCE_SECONDS = 0.5
 _REPLACING_FRACTION = 0.05
 """Replacing a killed process is on the next sample's clock, up to this part of its time: hangs in a row cost a whole
 number of timeouts."""
+_SAYING_SECONDS = 0.5
+"""Graders that take longer are waited for by name, and so often looked at."""
 _LOOP_SECONDS = 1.0
 """Asynchronous rules are stopped by their own event loop; so much later it is taken to be stuck."""
 
@@ -146,10 +149,36 @@ class GraderPool:
             return []
         with self._changed:
             if block:
-                self._changed.wait_for(lambda: self._unscored == 0 or self._failure or self._closing)
+                self._wait()
             self._check_usable()
             scored, self._scored = self._scored, []
         return scored
+
+    def _wait(self) -> None:
+        """Until all are scored; says what is waited for when that takes long."""
+        outer = here().doing
+        while not self._changed.wait_for(
+            lambda: self._unscored == 0 or self._failure or self._closing, _SAYING_SECONDS
+        ):
+            doing = self._oldest() or "graders are being started"
+            if here().doing != doing:
+                move(doing=doing)
+        if here().doing != outer:
+            move(doing=outer)
+
+    def _oldest(self) -> str:
+        """The rule and the sample that a grader has been at for longest, and how many samples are not done."""
+        working = [
+            (deadline, worker.process, task)
+            for worker in list(self._workers)
+            for task, deadline in list(worker.tasks.values())
+        ]
+        if not working:
+            return ""
+        _, process, task = min(working, key=lambda one: one[0])
+        left = [name for rule, name in enumerate(self._names) if rule not in task.verdicts]
+        rule = left[0] if left else self._names[-1]
+        return f"reward {rule}, sample {task.id}, in process {process}; {self._unscored} samples are not done"
 
     @property
     def busy_seconds(self) -> float:

@@ -8,7 +8,6 @@ REQUESTs, each answered by a REPLY. To a grader: Batches, answered by one Verdic
 """
 
 import asyncio
-import ctypes
 import gc
 import os
 import resource
@@ -24,6 +23,7 @@ from functools import partial
 
 import msgspec
 
+from spmd_rl.distributed.dying import die_with
 from spmd_rl.rewards.grade import RewardSample, as_grade
 from spmd_rl.rewards.table import is_async, is_batched, resolve
 
@@ -80,7 +80,7 @@ def frame(message) -> bytes:
 
 
 def main() -> None:
-    _die_with(parent=int(sys.argv[1]))
+    die_with(parent=int(sys.argv[1]))
     control = socket.socket(fileno=int(sys.argv[2]))
     os.set_inheritable(control.fileno(), False)
     # What a rule prints goes to stderr.
@@ -156,7 +156,7 @@ def _become_grader(control: socket.socket, descriptor: int, setup: Setup, rules:
         parent = os.getppid()
         # A session of its own: what a rule starts is killed with it, and Ctrl-C is the pool's to handle.
         os.setsid()
-        _die_with(parent)
+        die_with(parent)
         control.close()
         if setup.memory_mib:
             size = setup.memory_mib << 20
@@ -300,15 +300,6 @@ class _Grader:
 
 
 def _nothing() -> None: ...
-
-
-def _die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent ends, however it ends: a rule stuck in C reads no input."""
-    if sys.platform == "linux":
-        PR_SET_PDEATHSIG = 1
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it ended before we asked
-        os._exit(1)
 
 
 def _read_frame(descriptor: int) -> bytes:

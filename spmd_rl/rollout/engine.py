@@ -7,6 +7,7 @@ import torch
 
 from spmd_rl.config.model_shape import ModelShape
 from spmd_rl.distributed.layout import RolloutLayout
+from spmd_rl.distributed.whereabouts import move
 from spmd_rl.platforms.platform import Platform
 from spmd_rl.rollout.options import model_options
 from spmd_rl.rollout.requests import Completion, Request, Sampling
@@ -133,10 +134,15 @@ class Engine:
         for request in requests:
             waiting[str(request.id)] = request
             self._add(request, sampling, logprobs=0, flat_logprobs=True, output_kind="FINAL_ONLY")
+        count, steps = len(waiting), 0
         while engine.has_unfinished_requests():
+            steps += 1
+            oldest = next(iter(waiting), "of another engine")
+            move(doing=f"engine step {steps}, request {oldest}; {count - len(waiting)} of {count} finished")
             for output in engine.step():
                 if output.finished:
                     finished(_completion(waiting.pop(output.request_id), output))
+        move(doing="")
         assert not waiting, f"the engine lost {len(waiting)} requests"
 
     def stream(self, request: Request, sampling: Sampling, made: Callable[[list[int]], bool]) -> str:
@@ -149,12 +155,14 @@ class Engine:
         reason = ""
         while engine.has_unfinished_requests():
             tokens: list[int] = []
+            move(doing="engine step of an answer")
             for output in engine.step():
                 tokens += output.outputs[0].token_ids
                 reason = reason or (str(output.outputs[0].finish_reason) if output.finished else "")
             if made(tokens) and not reason:
                 engine.abort_request([str(request.id)])
                 reason = "abort"
+        move(doing="")
         return reason
 
     def _add(self, request: Request, sampling: Sampling, output_kind: str, **more: Any) -> None:

@@ -5,20 +5,29 @@ is asynchronous: the call returns when a copy of the process (a fork) has the st
 goes on.
 """
 
+import os
+import shutil
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
 from megatron.core import dist_checkpointing, parallel_state
-from megatron.core.dist_checkpointing.serialization import (
-    get_default_load_sharded_strategy,
-    get_default_save_sharded_strategy,
-)
+from megatron.core.dist_checkpointing.core import CheckpointingException
+from megatron.core.dist_checkpointing.serialization import get_default_load_sharded_strategy
 from megatron.core.dist_checkpointing.strategies.async_utils import AsyncCallsQueue
 from megatron.core.dist_checkpointing.strategies.fully_parallel import (
     FullyParallelLoadStrategyWrapper,
     FullyParallelSaveStrategyWrapper,
 )
+from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
+from torch.distributed.checkpoint.api import CheckpointException
 
+from spmd_rl.distributed.dying import die_with_all
+from spmd_rl.distributed.gather import gather
+from spmd_rl.patches.checkpoint_writes import failures
+from spmd_rl.training.checkpoint_pieces import save_own_pieces
 from spmd_rl.training.model import PolicyModel
 from spmd_rl.training.optimizer import PolicyOptimizer
 from spmd_rl.weights.checkpoint_files import Checkpoint
@@ -30,10 +39,21 @@ _OPTIMIZER = {"distrib_optim_sharding_type": "fully_reshardable", "chained_optim
 class TrainingState:
     """The state of a policy in training, to be saved and loaded; every method is a collective act of all ranks."""
 
-    def __init__(self, policy: PolicyModel, optimizer: PolicyOptimizer) -> None:
-        self._policy, self._optimizer = policy, optimizer
+    def __init__(
+        self, policy: PolicyModel, optimizer: PolicyOptimizer, control: dist.ProcessGroup | None = None
+    ) -> None:
+        """`control`: a group for small things that the ranks tell each other; by default the one of all ranks."""
+        self._policy, self._optimizer, self._control = policy, optimizer, control
+        self._directory = Path()
         self._group = parallel_state.get_data_parallel_group(with_context_parallel=True)
         self._calls = AsyncCallsQueue(persistent=False)
+        for inner in optimizer.distributed:
+            save_own_pieces(inner)
+        # Who writes what is the same in every save: agreed upon in the first, and kept.
+        self._strategy = FullyParallelSaveStrategyWrapper(
+            TorchDistSaveShardedStrategy("torch_dist", 1, cached_metadata=True), self._group, do_cache_distribution=True
+        )
+        self._saved_before = False
 
     def bytes(self) -> int:
         """What this rank writes, about: its share of the weights, and of float32 parameters and two moments of each."""
@@ -43,33 +63,61 @@ class TrainingState:
 
     def begin_save(self, directory: Path) -> None:
         """Save into a directory that exists and is empty. Complete when `finish_save` says so."""
-        strategy = FullyParallelSaveStrategyWrapper(
-            get_default_save_sharded_strategy("torch_dist", 1), self._group, do_cache_distribution=True
-        )
+        failures.clear()
+        self._directory = directory
         request = dist_checkpointing.save(
             self._sharded(loading=False),
             str(directory),
-            strategy,
+            self._strategy,
+            validate_access_integrity=not self._saved_before,
             async_sharded_save=True,
             content_metadata=CONTENT | _OPTIMIZER,
         )
+        self._saved_before = True
+        if request.async_fn is not None:
+            request = request._replace(async_fn=partial(_as_writer, os.getpid(), request.async_fn))
         self._calls.schedule_async_request(request)
 
     def finish_save(self, wait: bool) -> bool:
-        """Whether nothing is being saved any more."""
-        self._calls.maybe_finalize_async_calls(blocking=wait)
-        return self._calls.get_num_unfinalized_calls() == 0
+        """Whether nothing is being saved any more.
+
+        Raises OSError on all ranks, with the reasons of each, when something could not be written.
+        """
+        try:
+            self._calls.maybe_finalize_async_calls(blocking=wait)
+        except CheckpointException as error:  # of all ranks at once; it has the reasons on rank 0
+            reasons = [f"rank {rank}: {_first_line(why)}" for rank, (why, _) in error.failures.items()]
+            failures.extend(OSError(reason) for reason in reasons)
+            written = True
+        else:
+            written = self._calls.get_num_unfinalized_calls() == 0
+        if written and self._directory != Path():
+            found = [why for part in gather([_first_line(error) for error in failures], self._control) for why in part]
+            place, self._directory = self._directory, Path()
+            failures.clear()
+            if found:
+                free = shutil.disk_usage(place).free
+                raise OSError(f"{place}: {'; '.join(found)}; {free:,} bytes are free there now")
+        return written
 
     def load(self, directory: Path) -> None:
         """Take weights and optimizer state from a checkpoint of any layout.
 
         Raises ValueError that names what is wrong with it.
         """
-        Checkpoint(directory)  # its index is a pickle: read by those who know what it may name, before Megatron does
+        Checkpoint(directory)  # says of each missing or short file what it should hold
         for inner in self._optimizer.distributed:
             inner._init_optimizer_states_with_dummy_values()  # what is loaded into
         strategy = FullyParallelLoadStrategyWrapper(get_default_load_sharded_strategy(str(directory)), self._group)
-        found = dist_checkpointing.load(self._sharded(loading=True), str(directory), strategy)
+        try:
+            found = dist_checkpointing.load(self._sharded(loading=True), str(directory), strategy)
+        except CheckpointException as error:  # of all ranks
+            why = next((why for why, _ in error.failures.values()), error)
+            if isinstance(why, ValueError) and str(directory) in str(why):
+                raise why from None
+            raise ValueError(_unfit(directory, why)) from error
+        except (CheckpointingException, KeyError, AssertionError, RuntimeError) as error:
+            raise ValueError(_unfit(directory, error)) from error
         for key, chunk in self._chunks():
             chunk.load_state_dict(found[key])
         self._optimizer.optimizer.load_state_dict(found["optimizer"])
@@ -85,3 +133,24 @@ class TrainingState:
         models = state["model"] if "model" in state else dict(state)
         state["optimizer"] = self._optimizer.optimizer.sharded_state_dict(models, is_loading=loading, metadata=metadata)
         return state
+
+
+def _unfit(directory: Path, error: BaseException) -> str:
+    return (
+        f"{directory}: it can't be loaded into this model and optimizer ({_first_line(error)}); is it of another run?"
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    said = next((line for line in str(error).splitlines() if line.strip()), "").removeprefix("Worker failure: ")
+    if "inline_container" in said:  # torch's archives: where it stands in torch's source tells nobody anything
+        return "a write failed"
+    return (said if isinstance(error, OSError) or "[Errno" in said else f"{type(error).__name__}: {said}")[:300]
+
+
+def _as_writer(rank: int, write: Callable[..., None], *arguments: Any, **options: Any) -> None:
+    """Write in a forked process. It and the processes that it forks end with the rank: another attempt of the run
+    writes the same files anew, and one that was left behind would write into them.
+    """
+    die_with_all(rank)
+    write(*arguments, **options)

@@ -9,6 +9,7 @@ from spmd_rl.algorithms.policy_loss import token_loss
 from spmd_rl.config.config import Config
 from spmd_rl.config.model_shape import ModelShape
 from spmd_rl.distributed.layout import TrainLayout
+from spmd_rl.distributed.whereabouts import at
 from spmd_rl.training.forward import run_passes
 from spmd_rl.training.megatron_config import transformer_config
 from spmd_rl.training.model import PolicyModel, build_model
@@ -66,8 +67,10 @@ class Trainer:
         config = transformer_config(
             self.shape, self.layout, self.dtype, self.config.parallel.sequence, self.config.train.recompute
         )
-        model = build_model(self.shape, self.layout, config).to(self.device)
-        load(model.weights(), path)
+        with at("builds the model"):
+            model = build_model(self.shape, self.layout, config).to(self.device)
+        with at(f"loads weights from {path}"):
+            load(model.weights(), path)
         return model
 
     def parameters(self) -> dict[str, torch.Tensor]:
@@ -164,7 +167,8 @@ class Trainer:
             return (weight * loss).sum()
 
         self._run(self.wrapped, self.policy, packs, use, backward=True)
-        learned.updated, learned.grad_norm = self.optimizer.step(learning_rate)
+        with at("optimizer step"):
+            learned.updated, learned.grad_norm = self.optimizer.step(learning_rate)
         if not learned.updated:
             learned.broken = first_not_finite(
                 (name, weight.main_grad) for name, weight in self.policy.named() if weight.requires_grad

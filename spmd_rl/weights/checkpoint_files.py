@@ -28,6 +28,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.utils import _create_file_view
 
+from spmd_rl.patches.checkpoint_pickles import read_index
 from spmd_rl.weights.layout import Box, Index, intersect
 from spmd_rl.weights.move import view
 
@@ -40,21 +41,6 @@ _FORMAT = {
     "sharded_backend_version": 1,
     "common_backend": "torch",
     "common_backend_version": 1,
-}
-_DTYPES = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
-_DTYPES += ("int64", "int32", "int16", "int8", "uint8", "bool")
-# All that a .metadata file may name: it is a pickle, which could otherwise run anything.
-_ALLOWED = {
-    "torch.distributed.checkpoint.metadata": (
-        *("Metadata", "MetadataIndex", "StorageMeta", "TensorStorageMetadata", "BytesStorageMetadata"),
-        *("ChunkStorageMetadata", "TensorProperties", "_MEM_FORMAT_ENCODING"),
-    ),
-    "torch.distributed.checkpoint.filesystem": ("_StorageInfo", "_StoragePrefix"),
-    "torch.distributed.checkpoint.planner": ("SavePlan", "WriteItem", "WriteItemType", "TensorWriteData"),
-    "torch.serialization": ("_get_layout",),
-    "torch": ("Size", *_DTYPES),
-    "collections": ("OrderedDict", "defaultdict"),
-    "pathlib": ("PosixPath", "PurePosixPath", "Path"),
 }
 
 
@@ -161,8 +147,6 @@ class Checkpoint:
             raise ValueError(f"{self.path / METADATA}: says of no file that it holds {chunk}")
         if found.transform_descriptors:
             raise ValueError(f"{self.path}: {chunk} is stored as {found.transform_descriptors}, which isn't supported")
-        if (self.path / found.relative_path).resolve().parent != self.path.resolve():
-            raise ValueError(f"{self.path / METADATA}: {chunk} lies in {found.relative_path}, outside of the directory")
         return Stored(chunk, found.relative_path, found.offset, found.length)
 
     def _check_files(self) -> None:
@@ -218,13 +202,6 @@ class Checkpoint:
         return values
 
 
-class _Unpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        if name not in _ALLOWED.get(module, ()):
-            raise pickle.UnpicklingError(f"it names {module}.{name}, which no checkpoint's metadata has")
-        return super().find_class(module, name)
-
-
 def _read_metadata(path: Path) -> Metadata:
     if not path.is_dir():
         raise ValueError(f"{path}: no such directory")
@@ -237,14 +214,7 @@ def _read_metadata(path: Path) -> Metadata:
         raise ValueError(f"{path / CONFIG}: not what Megatron writes ({_first_line(error)})") from error
     if form != "torch_dist":
         raise ValueError(f"{path}: its format is {form}; only torch_dist is read")
-    try:
-        with (path / METADATA).open("rb") as stream:
-            metadata = _Unpickler(stream).load()
-    except Exception as error:  # a broken pickle fails in any way
-        raise ValueError(f"{path / METADATA}: broken ({_first_line(error)})") from error
-    if not isinstance(metadata, Metadata) or not isinstance(metadata.storage_data, dict):
-        raise ValueError(f"{path / METADATA}: broken (it holds {type(metadata).__name__})")
-    return metadata
+    return read_index(path / METADATA)
 
 
 def _first_line(error: Exception) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from spmd_rl.distributed.gather import gather as gather_all
 from spmd_rl.weights.export import replace_directory
 
 _STATE = ".conversion"  # in the unfinished directory: what it is to become, and which units are done
@@ -138,10 +139,7 @@ def whereabouts() -> tuple[int, int]:
 
 def gather(item: Any) -> list[Any]:
     """What each process passes."""
-    items = [item] * whereabouts()[1]
-    if len(items) > 1:
-        dist.all_gather_object(items, item)
-    return items
+    return gather_all(item) if whereabouts()[1] > 1 else [item]
 
 
 def check_output(output: Path, sources: Sequence[Path], force: bool) -> None:

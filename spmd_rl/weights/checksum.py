@@ -4,13 +4,15 @@ The checksum of a box is the sum, modulo 2^64, over its elements of
 
     wrap32(bits of the element * column weight) * row weight
 
-with odd pseudo-random weights that depend on the element's index in the Hugging Face tensor only. So it does not depend
-on where the box lies in a parameter, checksums of disjoint boxes add up to that of their union, one changed element
-always changes it, and so do values that changed places (but for a chance of about 2^-32).
+with odd pseudo-random weights that depend on the element's index in the Hugging Face tensor only (elements have 1, 2 or
+4 bytes). So it does not depend on where the box lies in a parameter, checksums of disjoint boxes add up to that of
+their union, one changed element always changes it, and so do values that changed places (but for a chance of 2^-32).
 
 A check reads all weights twice, which can cost as much as moving them. So a check may be one of `TURNS` turns: each
 looks at every box, in the small ones at all rows and in the large ones at every TURNS-th row, another one each turn.
 What goes wrong with a box as a whole (stale, misplaced, mixed up) is seen at once, one wrong row within TURNS checks.
+
+The same sums are computed in two ways: in a CPU's memory by one compiled loop (row_sums.py), elsewhere by torch.
 """
 
 import math
@@ -18,16 +20,17 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import product
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
+from spmd_rl.distributed.gather import gather
 from spmd_rl.weights.layout import Box, Index, Piece, Shard, contains, intersect
+from spmd_rl.weights.row_sums import compiled
 
-# Elements multiplied at once. On a CPU the products stay in the cache; elsewhere few large kernels are better.
-_CPU_ELEMENTS = 1 << 17
-_DEVICE_ELEMENTS = 1 << 26
-_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_COMPILED_FOR = ("cpu",)
+# Elements that torch multiplies at once: few large kernels, but small beside a device's memory.
+_ELEMENTS = 1 << 25
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
 _LOWEST = torch.iinfo(torch.int64).min
 TURNS = 64
 # Boxes with fewer rows or elements are always read as a whole.
@@ -45,7 +48,7 @@ class Checksums:
         self.label = label
         self.boxes = boxes
         self._slots: list[tuple[int, str]] = []  # box number, parameter
-        self._bands: dict[str, list[_Band]] = {name: [] for name in shard.params}
+        self._bands: dict[str, list[_Band]] = {}
         numbers: dict[str, list[int]] = {}
         for number, box in enumerate(boxes):
             numbers.setdefault(box.tensor, []).append(number)
@@ -56,25 +59,23 @@ class Checksums:
                     box = boxes[number]
                     if contains(piece, box):
                         inside = Piece(*box, name, piece.place(box))
-                        slot = len(self._slots)
-                        self._slots.append((number, name))
-                        bands.setdefault(_columns(inside), []).append((slot, inside))
+                        bands.setdefault(_columns(inside), []).append((number, inside))
                     else:
                         assert intersect(piece, box) is None, f"{box} is only partly in {piece}"
-            self._bands[name] = [_Band(shard.params[name], columns, held) for columns, held in bands.items()]
-        self._values = torch.zeros(len(self._slots), dtype=torch.int64)
-        self._turn: int | None = None
-        self._sums: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+            self._bands[name] = []
+            for held in bands.values():
+                self._bands[name].append(_Band(shard.params[name], [inside for _, inside in held], len(self._slots)))
+                self._slots.extend((number, name) for number, _ in held)
+        self._numbers = torch.tensor([number for number, _ in self._slots], dtype=torch.int64)
+        self._values = torch.zeros(len(self._slots), dtype=torch.int64)  # where the parameters are
         self.forget()
 
     def update(self, name: str, tensor: torch.Tensor) -> None:
         """Take the values that a parameter has now. On an accelerator nothing waits for the result."""
-        if self._turn is not None and tensor.device.type == "cpu":
-            values = self._values.numpy()
-            for band in self._bands[name]:
-                values[band.places] = band.few_sums(tensor, self._turn % TURNS)
-        else:
-            self._sums[name] = [(band.slots, band.sums(tensor, self._turn)) for band in self._bands[name]]
+        if self._values.device != tensor.device:
+            self._values = self._values.to(tensor.device)
+        for band in self._bands[name]:
+            band.update(tensor, self._turn, self._values)
         self._missing.discard(name)
 
     def update_all(self, params: Mapping[str, torch.Tensor]) -> None:
@@ -84,16 +85,14 @@ class Checksums:
 
     def values(self) -> list[tuple[int, str, int]]:
         """Box number, parameter, checksum, of all in the shard. Raises RuntimeError for a parameter without update."""
-        self._settle()
-        return [(box, name, value) for (box, name), value in zip(self._slots, self._values.tolist(), strict=True)]
+        return [(box, name, value) for (box, name), value in zip(self._slots, self._settled().tolist(), strict=True)]
 
     def extremes(self) -> torch.Tensor:
         """[2, boxes] on the CPU: each box's largest checksum, and largest complement; the lowest number if not held."""
-        self._settle()
-        numbers = torch.tensor([box for box, _ in self._slots], dtype=torch.int64)
+        settled = self._settled()
         both = torch.full((2, len(self.boxes)), _LOWEST, dtype=torch.int64)
-        for row, values in zip(both, (self._values, ~self._values), strict=True):
-            row.scatter_reduce_(0, numbers, values, "amax")
+        for row, values in zip(both, (settled, ~settled), strict=True):
+            row.scatter_reduce_(0, self._numbers, values, "amax")
         return both
 
     def forget(self, turn: int | None = None) -> None:
@@ -104,17 +103,14 @@ class Checksums:
         self._turn = turn
         self._missing = {name for name, bands in self._bands.items() if bands}
 
-    def _settle(self) -> None:
+    def _settled(self) -> torch.Tensor:
+        """[checksums] on the CPU."""
         if self._missing:
             some = ", ".join(sorted(self._missing)[:3])
             raise RuntimeError(
                 f"{self.label or 'shard'}: no checksum of {len(self._missing)} parameters, among them {some}"
             )
-        new = [both for sums in self._sums.values() for both in sums]
-        if new:
-            slots, values = zip(*new, strict=True)
-            self._values[torch.cat(slots)] = torch.cat(values).cpu()
-        self._sums.clear()
+        return self._values.cpu()
 
 
 def verify(sides: Sequence[Checksums], world: int = 1, group: dist.ProcessGroup | None = None, most: int = 4) -> None:
@@ -131,9 +127,7 @@ def verify(sides: Sequence[Checksums], world: int = 1, group: dist.ProcessGroup 
     if wrong:
         shown = set(wrong[:most])
         mine = [(number, side.label, *held) for side in sides for number, *held in side.values() if number in shown]
-        everyone = [mine] * world
-        if world > 1:
-            dist.all_gather_object(everyone, mine, group=group)
+        everyone = gather(mine, group) if world > 1 else [mine]
         found = [(number, label, rank, *held) for rank, part in enumerate(everyone) for number, label, *held in part]
         raise RuntimeError(_explain(sides[0], len(wrong), found))
     for side in sides:
@@ -142,9 +136,9 @@ def verify(sides: Sequence[Checksums], world: int = 1, group: dist.ProcessGroup 
 
 def piece_checksum(tensor: torch.Tensor, piece: Piece | Box) -> int:
     """The checksum of a tensor that holds the piece and nothing else."""
-    inside = Piece(piece.tensor, piece.start, piece.shape, "", (0,) * len(piece.shape))
-    band = _Band(piece.shape, _columns(inside), [(0, inside)])
-    return int(band.sums(tensor)[0])
+    box = Box(piece.tensor, piece.start, piece.shape)
+    shard = Shard({"": box.shape}, (Piece(*box, "", (0,) * len(box.shape)),))
+    return shard_checksums(shard, {"": tensor}, [box])[box]
 
 
 def shard_checksums(shard: Shard, params: Mapping[str, torch.Tensor], boxes: Sequence[Box]) -> dict[Box, int]:
@@ -155,100 +149,69 @@ def shard_checksums(shard: Shard, params: Mapping[str, torch.Tensor], boxes: Seq
 
 
 class _Band:
-    """The boxes in one parameter that share their columns: their checksums are sums over rows of one matrix product."""
+    """The boxes in one parameter that share their columns: their checksums are sums over rows of one matrix product.
 
-    def __init__(self, shape: Index, columns: tuple, held: list[tuple[int, Piece]]) -> None:
-        self._flat, (self._low, self._width), start = columns
-        self._whole = self._flat or self._width == shape[-1]
-        self.places = np.array([slot for slot, _ in held])
-        self.slots = torch.from_numpy(self.places)
-        segments = []  # first row in the parameter as a matrix, row weights, number of the box in `held`
-        for n, (_, piece) in enumerate(held):
-            segments.extend((row, weights, n) for row, weights in _row_weights(shape, piece))
-        self._first = min(row for row, _, _ in segments)
-        rows = max(row + len(weights) for row, weights, _ in segments) - self._first
-        self._row_weights = torch.zeros(rows, dtype=torch.int64)  # zero: rows of none of the boxes
-        self._box = torch.zeros(rows, dtype=torch.int64)
-        turn_of_row = torch.full((rows,), -1, dtype=torch.int64)  # -1: read in every turn
-        for row, weights, n in segments:
-            here = slice(row - self._first, row - self._first + len(weights))
-            self._row_weights[here] = weights
-            self._box[here] = n
-            piece = held[n][1]
-            if len(weights) >= _SMALL_ROWS and piece.elements >= _SMALL_ELEMENTS:
-                first = piece.start[0] if self._flat else piece.start[-2]
-                turn_of_row[here] = torch.arange(first, first + len(weights)) % TURNS
-        self._column_weights = (
+    `held`: the boxes, as pieces of the parameter. `first`: where the first one's checksum goes among all of the shard.
+    """
+
+    def __init__(self, shape: Index, held: list[Piece], first: int) -> None:
+        self._shape, self._slots = shape, slice(first, first + len(held))
+        self._flat, (self._low, self._width), start = _columns(held[0])
+        rows, weights, boxes, turns = [], [], [], []
+        for number, piece in enumerate(held):
+            for row, run in _row_weights(shape, piece):
+                count = len(run)
+                rows.append(torch.arange(row, row + count))
+                weights.append(run)
+                boxes.append(torch.full((count,), number))
+                in_turns = count >= _SMALL_ROWS and piece.elements >= _SMALL_ELEMENTS
+                low = piece.start[0] if self._flat else piece.start[-2]
+                turns.append(torch.arange(low, low + count) % TURNS if in_turns else torch.full((count,), -1))
+        # Rows in the order of their turns, those of every turn first, and where each turn's begin.
+        turn = torch.cat(turns)
+        order = torch.argsort(turn, stable=True)
+        self._ends = torch.cumsum(torch.bincount(turn + 1, minlength=TURNS + 1), 0).tolist()
+        columns = (
             torch.ones(1, dtype=torch.int32) if self._flat else _weights(1, start, start + self._width).to(torch.int32)
         )
-        # Rows in the order of their turns, those of every turn first, and where each turn's begin.
-        held_rows = (self._row_weights != 0).nonzero().flatten()
-        turn_of_row = turn_of_row[held_rows]
-        self._by_turn = held_rows[torch.argsort(turn_of_row, stable=True)]
-        self._ends = torch.cumsum(torch.bincount(turn_of_row + 1, minlength=TURNS + 1), 0).tolist()
-        # On a CPU the arrays are in this order too, so that a turn's are views of them.
-        self._weights_by_turn = self._row_weights[self._by_turn].numpy()
-        self._box_by_turn = self._box[self._by_turn].numpy()
-        self._rows_by_turn = (self._by_turn + self._first).numpy()
-        # How far apart a turn's rows are, if they are one run in the parameter: all of it is in turns, or nothing.
-        self._apart = 0 if len(segments) > 1 else 1 if self._ends[0] else TURNS
+        cpu = (*(torch.cat(part)[order].contiguous() for part in (rows, weights, boxes)), columns)
+        self._arrays = {torch.device("cpu"): cpu}
+        pitch = 1 if self._flat else shape[-1]
+        self._described = (
+            math.prod(shape),
+            pitch,
+            self._low,
+            self._width,
+            *(part.data_ptr() for part in cpu),
+            len(held),
+        )
+
+    def update(self, tensor: torch.Tensor, turn: int | None, values: torch.Tensor) -> None:
+        """Write the boxes' checksums to their places in `values` [checksums of the shard] int64, on the same device."""
+        assert tensor.shape == self._shape, f"{tuple(tensor.shape)} is not {self._shape}"
+        read = (self._ends[-1], 0, 0) if turn is None else (self._ends[0], *self._ends[turn % TURNS : turn % TURNS + 2])
+        if tensor.device.type in _COMPILED_FOR:
+            tensor = tensor.contiguous()
+            sums = values.data_ptr() + 8 * self._slots.start
+            compiled(tensor.element_size())(tensor.data_ptr(), *self._described, sums, *read)
+        else:
+            self._update_by_torch(tensor, read, values[self._slots])
 
     @torch.no_grad()
-    def sums(self, tensor: torch.Tensor, turn: int | None = None) -> torch.Tensor:
-        """[boxes of the band] int64, on the tensor's device."""
-        device = tensor.device
-        if self._row_weights.device != device:
-            self._row_weights = self._row_weights.to(device)
-            self._column_weights = self._column_weights.to(device)
-            self._box = self._box.to(device)
-            self._by_turn = self._by_turn.to(device)
-        matrix = (
-            tensor.detach().view(_INTEGERS[tensor.element_size()]).reshape(-1, 1 if self._flat else tensor.shape[-1])
-        )
-        matrix = matrix[self._first : self._first + len(self._row_weights)]
-        chosen, weights, box = None, self._row_weights, self._box
-        if turn is not None:
-            chosen = torch.cat([self._by_turn[part] for part in self._parts(turn % TURNS)])
-            weights, box = weights[chosen], box[chosen]
-        rows = len(weights)
-        step = max(1, (_CPU_ELEMENTS if device.type == "cpu" else _DEVICE_ELEMENTS) // self._width)
-        sums = torch.empty(rows, dtype=torch.int64, device=device)
-        for low in range(0, rows, step):
-            some = matrix[low : low + step] if chosen is None else matrix.index_select(0, chosen[low : low + step])
-            if not self._whole:
-                some = some[:, self._low : self._low + self._width]
-            torch.sum(some * self._column_weights, 1, dtype=torch.int64, out=sums[low : low + step])
-        sums *= weights
-        if len(self.slots) == 1:
-            return sums.sum(0, keepdim=True)
-        return torch.zeros(len(self.slots), dtype=torch.int64, device=device).index_add_(0, box, sums)
-
-    def _parts(self, turn: int) -> list[slice]:
-        """Where a turn's rows are, among those in the order of turns."""
-        parts = slice(0, self._ends[0]), slice(self._ends[turn], self._ends[turn + 1])
-        return [part for part in parts if part.stop > part.start]
-
-    def few_sums(self, tensor: torch.Tensor, turn: int) -> np.ndarray:
-        """As `sums`, on a CPU: a turn's rows are few, what counts are the calls, and numpy's cost less than torch's."""
-        integers = _INTEGERS[tensor.element_size()]
-        values = np.from_dlpack(tensor.detach().view(integers))  # a tensor that numpy() has shown cannot be resized
-        matrix = values.reshape(-1, 1 if self._flat else tensor.shape[-1])
-        if not self._whole:
-            matrix = matrix[:, self._low : self._low + self._width]
-        columns = self._column_weights.numpy()
-        found = np.zeros(len(self.places), dtype=np.int64)
-        step = max(1, _CPU_ELEMENTS // self._width)
-        for part in self._parts(turn):
-            for low in range(part.start, part.stop, step):
-                here = slice(low, min(low + step, part.stop))
-                rows, weights = self._rows_by_turn[here], self._weights_by_turn[here]
-                some = matrix[rows[0] : rows[-1] + 1 : self._apart] if self._apart else matrix.take(rows, axis=0)
-                sums = some[:, 0].astype(np.int64) if self._flat else (some * columns).sum(1, dtype=np.int64)
-                if len(found) == 1:
-                    found += sums @ weights
-                else:
-                    np.add.at(found, self._box_by_turn[here], sums * weights)
-        return found
+    def _update_by_torch(self, tensor: torch.Tensor, read: tuple[int, int, int], sums: torch.Tensor) -> None:
+        """As row_sums.row_sums, on any device, in few large kernels."""
+        if tensor.device not in self._arrays:
+            self._arrays[tensor.device] = tuple(part.to(tensor.device) for part in self._arrays[torch.device("cpu")])
+        rows, weights, boxes, columns = self._arrays[tensor.device]
+        matrix = tensor.view(_INTEGERS[tensor.element_size()]).reshape(-1, 1 if self._flat else tensor.shape[-1])
+        every, first, last = read
+        sums.zero_()
+        step = max(1, _ELEMENTS // self._width)
+        for begin, end in ((0, every), (first, last)):
+            for low in range(begin, end, step):
+                here = slice(low, min(low + step, end))
+                some = matrix.index_select(0, rows[here])[:, self._low : self._low + self._width]
+                sums.index_add_(0, boxes[here], (some * columns).sum(1, dtype=torch.int64) * weights[here])
 
 
 def _columns(piece: Piece) -> tuple:

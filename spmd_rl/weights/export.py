@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from spmd_rl.distributed.gather import gather
 from spmd_rl.weights.families import hf_shard
 from spmd_rl.weights.families.table import Sizes
 from spmd_rl.weights.layout import NOTHING, Box, Index, Shard, whole
@@ -62,11 +63,9 @@ def export_hf(
     """
     path, source = Path(path), Path(source)
     headers = read_headers(source) if rank == WRITER else {}
-    names = [list(headers)]
-    if len(shards) > 1:
-        dist.broadcast_object_list(names, src=_global(WRITER, control or group), group=control or group)
+    names = gather(list(headers), control or group)[WRITER] if len(shards) > 1 else list(headers)
     whole_model = hf_shard(shape)
-    if shape.tied and "lm_head.weight" in names[0]:
+    if shape.tied and "lm_head.weight" in names:
         whole_model = with_head(whole_model)
     destinations = [whole_model if r == WRITER else NOTHING for r in range(len(shards))]
     mover = Mover(plan(shards, destinations, rank, 0, bucket_elements), shards[rank], group, device, control)
@@ -245,7 +244,3 @@ def replace_directory(partial: Path, path: Path) -> None:
     partial.rename(path)
     if old.exists():
         shutil.rmtree(old)
-
-
-def _global(rank: int, group: dist.ProcessGroup | None) -> int:
-    return dist.get_global_rank(group, rank) if group is not None else rank

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from spmd_rl.distributed.gather import gather
+from spmd_rl.distributed.whereabouts import move
 from spmd_rl.weights.layout import Box, Index, Piece, Shard, contains
 from spmd_rl.weights.peer_memory import PeerMemory
 from spmd_rl.weights.plan import Copy, Message, Part, Plan, Round
@@ -53,11 +55,11 @@ class DTypes:
             _same(mine.setdefault(piece.tensor, read[piece.param].dtype), read[piece.param].dtype, piece.tensor)
         # One dtype says it all in most models, so only the exceptions travel.
         usual = Counter(mine.values()).most_common(1)[0][0] if mine else None
-        everyone = _gather((usual, {n: dtype for n, dtype in mine.items() if dtype != usual}), world, group)
+        everyone = _gather(usual, {n: dtype for n, dtype in mine.items() if dtype != usual}, world, group)
         usuals = Counter(usual for usual, _ in everyone if usual is not None)
         self.most: torch.dtype = usuals.most_common(1)[0][0]
         self._exceptions: dict[str, torch.dtype] = {}
-        for _, exceptions in everyone if len(usuals) == 1 else _gather((None, mine), world, group):
+        for _, exceptions in everyone if len(usuals) == 1 else _gather(None, mine, world, group):
             for name, dtype in exceptions.items():
                 _same(self._exceptions.setdefault(name, dtype), dtype, name)
         for name, dtype in mine.items():
@@ -68,11 +70,27 @@ class DTypes:
         return self._exceptions.get(tensor, self.most)
 
 
-def _gather(item: object, world: int, group: dist.ProcessGroup | None) -> list:
-    everyone = [item] * world
-    if world > 1:
-        dist.all_gather_object(everyone, item, group=group)
-    return everyone
+def _gather(
+    usual: torch.dtype | None, others: Mapping[str, torch.dtype], world: int, group: dist.ProcessGroup | None
+) -> list[tuple[torch.dtype | None, dict[str, torch.dtype]]]:
+    """Every rank's usual dtype, and its others by name."""
+    if world == 1:
+        return [(usual, dict(others))]
+    spelled = usual and _spelling(usual), {name: _spelling(dtype) for name, dtype in others.items()}
+    return [
+        (usual and _dtype(usual), {name: _dtype(dtype) for name, dtype in others.items()})
+        for usual, others in gather(spelled, group)
+    ]
+
+
+def _spelling(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _dtype(spelling: str) -> torch.dtype:
+    found = getattr(torch, spelling)
+    assert isinstance(found, torch.dtype), spelling
+    return found
 
 
 class Mover:
@@ -139,6 +157,7 @@ class Mover:
         ahead = self._begin(rounds[0], read, dtypes, device) if rounds else None
         for n, step in enumerate(rounds):
             assert ahead is not None
+            move(doing=f"bucket {n + 1} of {len(rounds)}")
             flight, ahead = ahead, self._begin(rounds[n + 1], read, dtypes, device) if n + 1 < len(rounds) else None
             for copy in step.local:  # while the messages are on their way
                 local_bytes += self._copy(read, target, copy, copy.destination.param in lent)
@@ -159,7 +178,9 @@ class Mover:
             for name in step.complete:
                 written(name)
         if memory is not None:
+            move(doing="the other ranks read this one's memory")
             memory.release()
+        move(doing="")
         return Traffic(network_bytes, local_bytes)
 
     def _begin(self, step: Round, read: Tensors, dtypes: DTypes, device: torch.device) -> "_Flight":

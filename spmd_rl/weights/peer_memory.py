@@ -15,6 +15,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from spmd_rl.distributed.gather import gather
 from spmd_rl.weights.layout import Index
 
 # The kernel takes so many pieces in a call, and somewhat under 2 GiB.
@@ -60,7 +61,10 @@ class PeerMemory:
 
     def publish(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """A collective: say where this rank's tensors lie. They must not change until `release`."""
-        self._places = self._gather({name: Place(t.data_ptr(), tuple(t.stride())) for name, t in tensors.items()})
+        everyone = self._gather({name: (t.data_ptr(), t.stride()) for name, t in tensors.items()})
+        self._places = [
+            {name: Place(address, tuple(strides)) for name, (address, strides) in places.items()} for places in everyone
+        ]
 
     def release(self) -> None:
         """A collective: everybody has read what was wanted."""
@@ -115,10 +119,7 @@ class PeerMemory:
         return found.tobytes() == said
 
     def _gather(self, item: object) -> list:
-        everyone: list = [item] * self._world
-        if self._world > 1:
-            dist.all_gather_object(everyone, item, group=self._group)
-        return everyone
+        return gather(item, self._group) if self._world > 1 else [item]
 
 
 def _runs(view: torch.Tensor, there: int, strides: Index) -> tuple[np.ndarray, int]:

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 
 from spmd_rl.data.seeds import sample_seed
+from spmd_rl.distributed.gather import gather
 from spmd_rl.distributed.world import World
 from spmd_rl.rollout.engine import Engine
 from spmd_rl.rollout.requests import Completion, Request, Sampling
@@ -48,9 +48,7 @@ class Canary:
         if self.made is None:
             return None
         made, self.made = self.made, None
-        everyone: list = [(self.replica, made.response.tolist(), made.logprobs.tolist())] * self.world.size
-        if self.world.size > 1:
-            dist.all_gather_object(everyone, everyone[0], group=self.world.payload)
+        everyone = gather((self.replica, made.response.tolist(), made.logprobs.tolist()), self.world.payload)
         by_replica = {replica: (tuple(tokens), logprobs) for replica, tokens, logprobs in everyone}
         # Replicas that drew the same tokens are scored together.
         texts = list(dict.fromkeys(tokens for tokens, _ in by_replica.values()))
@@ -65,10 +63,8 @@ class Canary:
             scored = {tokens: samples[n].policy_logprobs for n, tokens in enumerate(texts)}
             for replica, (tokens, logprobs) in by_replica.items():
                 gaps[replica] = float((scored[tokens].cpu() - torch.tensor(logprobs)).abs().mean())
-        found: list = [gaps] * self.world.size
-        if self.world.size > 1:
-            dist.all_gather_object(found, gaps, group=self.world.payload)
-        worst = max((gap, replica) for gaps in found for replica, gap in gaps.items())
+        found = gather(list(gaps.items()), self.world.payload)
+        worst = max((gap, replica) for gaps in found for replica, gap in gaps)
         if not worst[0] <= self.tolerance:  # a NaN is wrong too
             raise RuntimeError(
                 f"canary: of {len(made.response)} tokens, vLLM's log-probabilities in engine {worst[1]} and Megatron's "

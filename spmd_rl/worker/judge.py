@@ -11,6 +11,7 @@ from spmd_rl.config.check_reward_models import read_reward_shape
 from spmd_rl.config.config import Config
 from spmd_rl.data.reading import Reader
 from spmd_rl.distributed.exchange import exchange
+from spmd_rl.distributed.whereabouts import at
 from spmd_rl.distributed.world import World
 from spmd_rl.training.reward_model import RewardModel, scored_sample
 from spmd_rl.training.trainer import Trainer
@@ -53,12 +54,12 @@ class Judge:
             [store.texts[i] for i in ids],
         )
         groups: dict[int, list[int]] = defaultdict(list)
-        for at, sample in enumerate(ids):
-            groups[id(store.prompts[sample])].append(at)
+        for number, sample in enumerate(ids):
+            groups[id(store.prompts[sample])].append(number)
         store.read = {}
         for members in groups.values():
-            shared = max(1, len(commonprefix([read[at] for at in members])))
-            store.read |= {ids[at]: (shared, torch.tensor(read[at])) for at in members}
+            shared = max(1, len(commonprefix([read[number] for number in members])))
+            store.read |= {ids[number]: (shared, torch.tensor(read[number])) for number in members}
         return [(sample, shared, len(tokens) - shared) for sample, (shared, tokens) in store.read.items()]
 
     def judge(
@@ -78,7 +79,8 @@ class Judge:
             read_to_wire(one for one in mine if routes[one[0]] == layout.coords(rank).data)
             for rank in range(self.world.size)
         ]
-        incoming, sent = exchange(outgoing, self.world.payload)
+        with at("exchanges samples"):
+            incoming, sent = exchange(outgoing, self.world.payload)
         held = {
             sample: scored_sample(sample, tokens, shared)
             for wire in incoming

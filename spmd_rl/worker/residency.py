@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from spmd_rl.distributed.layout import RolloutLayout, TrainLayout
+from spmd_rl.distributed.whereabouts import at
 from spmd_rl.distributed.world import World
 from spmd_rl.rollout.engine import Engine
 from spmd_rl.training.trainer import Trainer
@@ -63,8 +64,9 @@ class Residency:
             self.engine.written(name)
 
         traffic = self.mover.run(policy, engine, written)
-        self.trained.update_all(policy)
-        verify([self.trained, self.rolled_out], self.world.size, self.world.payload)
+        with at("compares checksums"):
+            self.trained.update_all(policy)
+            verify([self.trained, self.rolled_out], self.world.size, self.world.payload)
         self.engine.weights_written()
         self.trainer.release()
         self.engine.wake_cache()

@@ -3,16 +3,18 @@
 import json
 import random
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 from spmd_rl.data.files import digest
 from spmd_rl.distributed.asked import listen
+from spmd_rl.distributed.gather import gather
+from spmd_rl.distributed.whereabouts import at, move
 from spmd_rl.distributed.world import World
 from spmd_rl.training.checkpoint import TrainingState
 from spmd_rl.training.trainer import Trainer
@@ -21,6 +23,7 @@ from spmd_rl.weights.layout import Shard
 
 WEIGHTS = "training"
 """In a checkpoint's directory: Megatron's own, of the policy and its optimizer."""
+_LOOK_SECONDS = 0.1
 
 
 class Saving:
@@ -28,8 +31,11 @@ class Saving:
 
     def __init__(self, trainer: Trainer, shard: Shard, world: World) -> None:
         self._trainer, self._shard, self._world = trainer, shard, world
-        self._state = TrainingState(trainer.policy, trainer.optimizer)
-        self._hashing: tuple[threading.Thread, dict[str, str]] | None = None
+        self._state = TrainingState(trainer.policy, trainer.optimizer, world.payload)
+        self._hashing: tuple[threading.Thread, dict[str, str], list[OSError]] | None = None
+        self._failed: str | None = None
+        """Why what was begun can't be written."""
+        self._writing: Path | None = None
         self._asked = listen()
 
     def bytes(self) -> int:
@@ -47,30 +53,65 @@ class Saving:
                 f"rank {self._world.rank}: {broken} holds values that are not finite, so nothing is saved; older "
                 "checkpoints are as they were, and the run can go on from the newest of them"
             )
-        self._hashing = None
-        if self._world.rank == 0:
-            (directory / WEIGHTS).mkdir()
-        dist.barrier(group=self._world.payload)
-        (directory / _rank_file(self._world.rank)).write_text(json.dumps(_generators()))
-        self._state.begin_save(directory / WEIGHTS)
+        self._hashing, mine = None, None
+        try:
+            if self._world.rank == 0:
+                (directory / WEIGHTS).mkdir()
+            (directory / _rank_file(self._world.rank)).write_text(json.dumps(_generators()))
+        except OSError as error:
+            mine = f"rank {self._world.rank}, in {directory}: {error}"
+        self._failed = next((why for why in gather(mine, self._world.payload) if why), None)
+        if not self._failed:
+            self._writing = directory / WEIGHTS
+            # They are made anew in the next step. A fork that had them would keep them in memory until it has written.
+            self._trainer.gradients.release()
+            with at("copies its state for a checkpoint"):
+                self._state.begin_save(directory / WEIGHTS)
 
     def progress(self, wait: bool) -> dict[str, Any]:
         """Whether what was begun is written, what failed, and whether this rank was asked to save and end."""
+        written, failed, self._failed = True, self._failed, None
         try:
-            return {"written": self._state.finish_save(wait), "failed": None, "asked": self._asked.is_set()}
-        except Exception as error:  # Megatron's own, with the reasons of all ranks in its text
-            return {"written": True, "failed": f"{type(error).__name__}: {error}", "asked": self._asked.is_set()}
+            written = self._wait() if wait else self._state.finish_save(False)
+        except OSError as error:
+            failed = str(error)
+        return {"written": written, "failed": failed, "asked": self._asked.is_set()}
+
+    def _wait(self) -> bool:
+        """Until all ranks have written; a disk that takes bytes is slow, and no hang. The ranks agree on every turn."""
+        size = -1
+        with at("checkpoint: waits for the disk"):
+            while not self._state.finish_save(False):
+                if (now := self._written_bytes()) != size:
+                    size = now
+                    move(doing=f"checkpoint: {size / 2**20:.1f} MiB are on disk")
+                time.sleep(_LOOK_SECONDS)
+        return True
+
+    def _written_bytes(self) -> int:
+        """Of the whole checkpoint, as far as this rank's node sees it."""
+        try:
+            return sum(file.stat().st_size for file in self._writing.iterdir()) if self._writing else 0
+        except OSError:
+            return 0
 
     def digests(self, directory: Path, names: Sequence[str], wait: bool) -> dict[str, str] | None:
-        """The digests of some files of what was begun; None while they are being computed, beside training."""
+        """The digests of some files of what was begun; None while they are being computed, beside training.
+
+        Raises OSError when one can't be read again.
+        """
         if self._hashing is None:
             found: dict[str, str] = {}
-            thread = threading.Thread(target=lambda: found.update((n, digest(directory / n)) for n in names))
+            failed: list[OSError] = []
+            thread = threading.Thread(target=_digest_all, args=(directory, names, found, failed))
             thread.start()
-            self._hashing = thread, found
-        thread, found = self._hashing
+            self._hashing = thread, found, failed
+        thread, found, failed = self._hashing
         if wait:
-            thread.join()
+            with at("reads its files of the checkpoint again"):
+                thread.join()
+        if failed:
+            raise failed[0]
         return None if thread.is_alive() else found
 
     def load(self, directory: Path, only_weights: bool) -> None:
@@ -84,7 +125,18 @@ class Saving:
         mine = directory / _rank_file(self._world.rank)
         others = len(list(directory.glob(_rank_file(None))))
         if others == self._world.size:  # with another number of ranks there is nobody to continue
-            _restore_generators(json.loads(mine.read_text()))
+            try:
+                _restore_generators(json.loads(mine.read_text()))
+            except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+                raise ValueError(f"{mine}: no states of random generators ({type(error).__name__}: {error})") from error
+
+
+def _digest_all(directory: Path, names: Sequence[str], found: dict[str, str], failed: list[OSError]) -> None:
+    try:
+        for name in names:
+            found[name] = digest(directory / name)
+    except OSError as error:
+        failed.append(error)
 
 
 def _rank_file(rank: int | None) -> str:

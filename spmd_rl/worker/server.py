@@ -13,7 +13,7 @@ from spmd_rl.data.sampling import Sampling
 from spmd_rl.distributed.commands import Commands
 from spmd_rl.distributed.layout import RolloutLayout
 from spmd_rl.distributed.verb import verb
-from spmd_rl.distributed.whereabouts import move
+from spmd_rl.distributed.whereabouts import at, move
 from spmd_rl.distributed.world import World
 from spmd_rl.platforms.platform import Platform
 from spmd_rl.rewards.pool import GraderPool
@@ -45,6 +45,7 @@ class Server:
         self.shape, self.world, self.pool = shape, world, pool
         layout = RolloutLayout.of(config.rollout, world.size)
         self.shard = vllm_shard(shape, layout, world.rank)
+        move(doing="starts vLLM")
         self.engine = Engine(
             config.model.path,
             shape,
@@ -59,6 +60,7 @@ class Server:
             platform,
             config.model.trust_remote_code,
         )
+        move(doing="")
         self.store = SampleStore()
         self.rollouts = Rollouts(self.engine, layout, world.rank, prompts, tokenizer, pool, self.store, config.run.seed)
         self.tokens_heard: Callable[[list[int]], bool] = lambda tokens: False
@@ -91,7 +93,8 @@ class Server:
         # The old weights and what the cache holds of them go first: there is never room for two.
         self.engine.sleep()
         self.engine.wake_weights()
-        fill_engine(open_source(model, self.shape), self.shard, self.engine.writer(), self.engine.written)
+        with at(f"loads weights from {model}"):
+            fill_engine(open_source(model, self.shape), self.shard, self.engine.writer(), self.engine.written)
         self.engine.weights_written()
         self.engine.wake_cache()
 

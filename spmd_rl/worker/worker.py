@@ -17,7 +17,7 @@ from spmd_rl.distributed.commands import Commands
 from spmd_rl.distributed.exchange import exchange
 from spmd_rl.distributed.layout import RolloutLayout, TrainLayout
 from spmd_rl.distributed.verb import verb
-from spmd_rl.distributed.whereabouts import move
+from spmd_rl.distributed.whereabouts import at, move
 from spmd_rl.distributed.world import World
 from spmd_rl.platforms.platform import Platform
 from spmd_rl.rewards.pool import GraderPool
@@ -30,6 +30,7 @@ from spmd_rl.weights.export import export_hf
 from spmd_rl.weights.families import megatron_shard
 from spmd_rl.weights.load import load_shard
 from spmd_rl.worker.canary import TOLERANCE, Canary
+from spmd_rl.worker.footprint import Footprints
 from spmd_rl.worker.judge import Judge
 from spmd_rl.worker.residency import Residency
 from spmd_rl.worker.rollouts import Rollouts
@@ -52,6 +53,7 @@ class Worker:
         readers: Mapping[str, Reader] | None = None,
     ):
         self.config, self.shape, self.platform, self.world = config, shape, platform, world
+        self.footprints = Footprints()
         self.prompts, self.tokenizer, self.pool = prompts, tokenizer, pool
         self.train_layout = TrainLayout.of(config.parallel, world.size)
         self.rollout_layout = RolloutLayout.of(config.rollout, world.size)
@@ -63,6 +65,7 @@ class Worker:
         self.judges = {
             name: Judge(config, name, reader, self.trainer, world) for name, reader in (readers or {}).items()
         }
+        move(doing="starts vLLM")
         self.engine = Engine(
             config.model.path,
             shape,
@@ -78,6 +81,7 @@ class Worker:
             config.model.trust_remote_code,
         )
         self.engine.sleep()
+        move(doing="plans the refresh")
         bucket = config.rollout.refresh_bucket_mib
         self.residency = Residency(
             self.trainer,
@@ -102,6 +106,7 @@ class Worker:
         self.rollouts = Rollouts(
             self.engine, self.rollout_layout, world.rank, prompts, tokenizer, pool, self.store, config.run.seed
         )
+        move(doing="")
         self.packs: list[list[Packed]] = []
         self.peaks = {"start": platform.peak_memory_bytes()}
         self.done = False
@@ -172,7 +177,8 @@ class Worker:
             to_wire(made for made in mine if routes[made.id] == self.train_layout.coords(rank).data)
             for rank in range(self.world.size)
         ]
-        incoming, sent = exchange(outgoing, self.world.payload)
+        with at("exchanges samples"):
+            incoming, sent = exchange(outgoing, self.world.payload)
         self.store.training = {sample.id: sample for wire in incoming for sample in from_wire(wire)}
         held = self.store.training
         self.packs = [
@@ -271,9 +277,9 @@ class Worker:
                 self.store.scored[sample] = Scored(**one | {"extracted": held.extracted if held else None})
 
     @verb
-    def costs(self) -> dict[str, int]:
+    def costs(self) -> dict[str, dict[str, int]]:
         peaks, self.peaks = self.peaks, {}
-        return peaks
+        return {"peaks": peaks, "holds": asdict(self.footprints.now())}
 
     @verb
     def stop(self) -> None:

@@ -118,6 +118,8 @@ def test_the_defaults_have_no_problem(problems):
         ("--reward.rules", "reward.rules = {}", "every reward would be 0"),
         ("--reward.rules math_answer nan", "reward.rules", "the weight of math_answer is nan"),
         ("--train.learning_rate inf", "train.learning_rate = inf", "not a finite number"),
+        ("--hang.deadline_seconds rollout 0", "hang.deadline_seconds rollout = 0.0", "must be above 0"),
+        ("--hang.silent_seconds 1", "hang.silent_seconds = 1.0", "once a second"),
         ("--rollout.temperature 0", "rollout.temperature = 0.0", "must be above 0"),
     ],
 )
@@ -212,12 +214,34 @@ def test_notes_say_what_works_and_is_worth_knowing():
     def said(*arguments):
         return [note.split(" ")[0] for note in notes(load_config(["--model.path", "m", *arguments]), 4)]
 
-    assert said() == []
-    assert said("--train.prompts_per_step", "6") == ["train.prompts_per_step"]
-    assert said("--rollout.top_p", "0.9", "--rollout.top_k", "5") == ["rollout.top_p", "rollout.top_k"]
-    assert said("--parallel.pipeline", "4", "--train.prompts_per_step", "4", "--train.minibatches", "4") == [
+    def about(*arguments):
+        return said("--train.steps", "20", *arguments)
+
+    assert said() == ["checkpoint.every_steps"]  # 100 steps
+    assert said("--checkpoint.every_steps", "10") == said("--train.steps", "20") == []
+    assert about("--train.prompts_per_step", "6") == ["train.prompts_per_step"]
+    assert about("--rollout.top_p", "0.9", "--rollout.top_k", "5") == ["rollout.top_p", "rollout.top_k"]
+    assert about("--parallel.pipeline", "4", "--train.prompts_per_step", "4", "--train.minibatches", "4") == [
         "parallel.pipeline"
     ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("--checkpoint.resume runs/nowhere", "checkpoint.resume = runs/nowhere: no checkpoint is there"),
+        ("--checkpoint.resume_allow train.learning_rat", "did you mean train.learning_rate?"),
+        ("--checkpoint.keep_best eval/x/accuracy", "nothing is saved with checkpoint.every_steps = 0"),
+        ("--checkpoint.keep_last 0 --checkpoint.every_steps 1", "checkpoint.keep_last = 0: out of range"),
+    ],
+)
+def test_checkpoints_that_could_not_work_are_refused(problems, arguments, words):
+    (problem,) = problems(arguments)
+    assert words in problem
+
+
+def test_settings_that_may_differ_are_named_one_by_one_or_by_section(problems):
+    assert problems("--checkpoint.resume_allow train.learning_rate rollout. algorithm.clip_") == []
 
 
 def test_a_config_error_is_a_value_error_that_holds_every_problem():

@@ -1,8 +1,11 @@
 """Laws of a run's checkpoints on disk; what the ranks write is stood for by small files."""
 
+import contextlib
 import json
 import os
 import shutil
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -82,30 +85,90 @@ def test_what_is_kept_is_the_last_ones_every_nth_and_the_best(tmp_path):
     assert steps(smallest) == [2, 3]
 
 
-@pytest.mark.parametrize("harm", ["missing", "cut", "flipped", "state", "index"])
-def test_a_harmed_one_is_named_and_the_one_before_is_taken(tmp_path, harm):
-    checkpoints = Checkpoints(tmp_path, CheckpointConfig())
-    save(checkpoints, 1)
-    newest = save(checkpoints, 2).path
-    file = newest / "weights" / "part.bin"
-    data = bytearray(file.read_bytes())
-    if harm == "missing":
-        file.unlink()
-    elif harm == "cut":
-        file.write_bytes(data[:-1])
-    elif harm == "flipped":
-        data[500] ^= 1
-        file.write_bytes(data)
-    elif harm == "state":
-        file = newest / STATE
-        file.write_text(json.dumps({"step": 3}))
-    else:
-        file = newest / FILES
-        file.write_text("{")
+HARMS = {
+    "missing": lambda file, data: file.unlink(),
+    "cut": lambda file, data: file.write_bytes(data[:-1]),
+    "empty": lambda file, data: file.write_bytes(b""),
+    "flipped": lambda file, data: file.write_bytes(data[: len(data) // 2] + b"~" + data[len(data) // 2 + 1 :]),
+    "a directory": lambda file, data: (file.unlink(), file.mkdir()),
+}
+
+
+@pytest.mark.parametrize("harm", HARMS)
+@pytest.mark.parametrize("name", ["weights/part.bin", STATE, FILES])
+def test_a_harmed_one_is_named_and_the_one_before_is_taken(tmp_path, name, harm):
+    checkpoints = Checkpoints(tmp_path, CheckpointConfig(keep_best="reward"))
+    save(checkpoints, 1, reward=1.0)
+    file = save(checkpoints, 2, reward=2.0).path / name
+    HARMS[harm](file, file.read_bytes())
     found, problems = checkpoints.newest_whole(digests_here)
     assert found.step == 1
     (problem,) = problems
     assert problem.startswith(str(file))
+    save(checkpoints, 3, reward=0.5)
+    assert checkpoints.newest_whole(digests_here)[0].step == 3
+
+
+def test_every_flipped_bit_of_the_list_of_files_is_noticed_or_changes_nothing(tmp_path):
+    checkpoints = Checkpoints(tmp_path, CheckpointConfig())
+    saved = save(checkpoints, 1)
+    file = saved.path / FILES
+    data = file.read_bytes()
+    said = json.loads(data)
+    for bit in range(8 * len(data)):
+        changed = bytearray(data)
+        changed[bit // 8] ^= 1 << bit % 8
+        file.write_bytes(changed)
+        problems = checkpoints.problems(saved, digests_here)
+        assert all(problem.startswith(str(file)) for problem in problems)
+        # White space may become other white space.
+        assert problems or json.loads(changed) == said | {FILES: said[FILES] | json.loads(changed)[FILES]}
+
+
+def test_a_list_that_leads_out_of_the_checkpoint_is_refused(tmp_path):
+    checkpoints = Checkpoints(tmp_path, CheckpointConfig())
+    partial = checkpoints.begin(1, 0)
+    checkpoints.seal(1, {})
+    (tmp_path / "other").write_text("of somebody else")
+    saved = checkpoints.complete(1, digests_here(partial, [STATE, "../other"]))
+    (problem,) = checkpoints.problems(saved, digests_here)
+    assert "it names ../other, which is outside" in problem
+
+
+def test_what_may_not_be_read_is_named(passable):
+    checkpoints = Checkpoints(passable, CheckpointConfig())
+    save(checkpoints, 1)
+    newest = save(checkpoints, 2).path
+    for closed in (newest / "weights" / "part.bin", newest / "weights", newest):
+        mode = closed.stat().st_mode
+        closed.chmod(0)
+        try:
+            with as_nobody():
+                found, problems = checkpoints.newest_whole(digests_here)
+        finally:
+            closed.chmod(mode)
+        assert found.step == 1 and len(problems) == 1 and problems[0].startswith(str(newest)), closed
+
+
+@pytest.fixture
+def passable():
+    """A directory that everybody may pass; those of pytest are its user's alone."""
+    with tempfile.TemporaryDirectory() as directory:
+        os.chmod(directory, 0o755)
+        yield Path(directory)
+
+
+@contextlib.contextmanager
+def as_nobody():
+    """Root may read everything, and is somebody else here."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
 
 
 def test_without_room_nothing_is_begun_and_the_older_ones_stay(tmp_path):

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import time
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -73,6 +74,41 @@ def test_phases_exclude_what_is_timed_inside_them_and_never_exceed_the_step(tmp_
     assert row["timing/update"] >= 0.1
     whole = row.pop("timing/all")
     assert sum(value for name, value in row.items() if name.startswith("timing/")) <= whole
+
+
+def test_a_long_run_takes_hardly_any_memory_and_the_newest_value_of_each_metric_stays(tmp_path):
+    with RunLog(CONFIG, tmp_path / "run", 1) as log:
+
+        def steps(first: int, last: int) -> None:
+            for step in range(first, last):
+                with log.step(step):
+                    log.add_all({f"metric/{number}": step for number in range(80)} | {"grpo/rewards/mean": 0.5})
+
+        log.evaluation(0, {"eval/a/accuracy": 0.25})
+        steps(1, 100)
+        tracemalloc.start()
+        steps(100, 600)
+        grown = tracemalloc.get_traced_memory()[0] / 500
+        tracemalloc.stop()
+        assert grown < 1000, "bytes a step"
+        log.evaluation(599, {"eval/b/accuracy": 0.5})
+        assert (
+            log.last["metric/79"] == 599 and log.last["eval/a/accuracy"] == 0.25 and log.last["eval/b/accuracy"] == 0.5
+        )
+
+
+def test_numbers_of_each_rank_are_kept_by_step_and_those_of_later_steps_go_when_a_run_goes_on(tmp_path):
+    run_dir = tmp_path / "run"
+    with RunLog(CONFIG, run_dir, 2) as log:
+        for step in (1, 2, 3):
+            with log.step(step):
+                log.ranks(step, [{"process/open_files": step}, {"process/open_files": 9}])
+        log.ranks(4, [{"process/open_files": 4}, {"process/open_files": 9}])  # cut short: there is no row of step 4
+    with RunLog(CONFIG, run_dir, 2, resumed=3) as log:
+        with log.step(4):
+            log.ranks(4, [{"process/open_files": 5}, {"process/open_files": 9}])
+    kept = [json.loads(line) for line in (run_dir / "ranks.jsonl").read_text().splitlines()]
+    assert kept == [{"step": step, "process/open_files": [held, 9]} for step, held in ((1, 1), (2, 2), (3, 3), (4, 5))]
 
 
 def test_time_outside_steps_belongs_to_no_step(tmp_path):
@@ -344,3 +380,58 @@ def test_a_run_that_goes_on_keeps_what_is_before_and_sets_aside_what_came_later(
     said = (run / "run.log").read_text()
     assert "goes on after step 2" in said and "what it had done after step 2 is in" in said
     assert said.count("run small:") == 2
+
+
+def test_after_a_continuation_the_next_row_and_the_log_say_what_was_lost(tmp_path, capsys):
+    with RunLog(CONFIG, tmp_path / "run", 1) as log:
+        for step in (1, 2, 3, 4):
+            with log.step(step):
+                time.sleep(0.01)
+    times = [row["time"] for row in rows_of(tmp_path / "run")]
+    with open(tmp_path / "run" / "metrics.jsonl", "a") as file:
+        file.write('{"step": 5, "ti')  # it was killed while it wrote
+    with RunLog(CONFIG, tmp_path / "run", 1, resumed=2, restarts=3) as log:
+        for step in (3, 4):
+            with log.step(step):
+                pass
+    rows = rows_of(tmp_path / "run")
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    assert (rows[2]["restart/count"], rows[2]["restart/lost_steps"]) == (3, 2)
+    assert rows[2]["restart/lost_seconds"] == pytest.approx(times[3] - times[1])
+    assert "restart/count" not in rows[1] | rows[3]
+    assert "torchrun has started the ranks again 3 times; lost: 2 steps" in capsys.readouterr().out
+
+
+def test_a_restart_without_any_checkpoint_loses_all_steps(tmp_path):
+    with RunLog(CONFIG, tmp_path / "run", 1) as log, log.step(1):
+        pass
+    with RunLog(CONFIG, tmp_path / "run", 1, restarts=1) as log, log.step(1):
+        pass
+    [row] = rows_of(tmp_path / "run")
+    assert (row["restart/count"], row["restart/lost_steps"]) == (1, 1)
+    with RunLog(CONFIG, tmp_path / "run", 1) as log, log.step(1):
+        pass
+    assert "restart/count" not in rows_of(tmp_path / "run")[0]  # another run in the same place
+
+
+def test_a_kill_while_an_earlier_run_is_moved_leaves_the_rest_to_the_next_start(tmp_path, monkeypatch):
+    run_dir = tmp_path / "run"
+    with RunLog(CONFIG, run_dir, 1) as log, log.step(1):
+        pass
+    (run_dir / "samples" / "step_000001.jsonl").write_text("{}\n")
+    rename, moved = Path.rename, []
+
+    def interrupted(path, target):
+        if len(moved) == 2:
+            raise KeyboardInterrupt
+        moved.append(path.name)
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        RunLog(CONFIG, run_dir, 1)
+    monkeypatch.undo()
+    RunLog(CONFIG, run_dir, 1).close()
+    assert rows_of(run_dir) == []
+    assert not list((run_dir / "samples").iterdir())
+    assert len(list((run_dir / "earlier").rglob("step_000001.jsonl"))) == 1

@@ -103,3 +103,54 @@ def test_a_run_on_two_nodes_ends_in_the_weights_of_the_same_run_on_one(tiny_mode
     assert one.keys() == two.keys() and all(one[name].equal(two[name]) for name in one)
     before = load_file(Path(tiny_models["llama"]) / "model.safetensors")
     assert any(not one[name].equal(before[name]) for name in one), "a run that learned nothing proves nothing"
+
+
+@pytest.mark.parametrize("way", ["a node is cut off", "two nodes lose each other"])
+def test_a_dead_link_is_reported_with_the_node_or_the_ranks_at_its_ends(way, tmp_path):
+    """Nobody is told of a lost packet: the ranks wait in their exchange, and their clocks tell."""
+    count = 2 if way == "a node is cut off" else 3
+    asked = {
+        "kind": "link",
+        "rank": 1,
+        "steps": 100_000,
+        "rule": "",
+        "directory": str(tmp_path),
+        "pause": 0.05,
+        "hang": {"first_seconds": 300, "minimum_seconds": 300, "deadline_seconds": {"update": 8}, "silent_seconds": 6},
+    }
+    (tmp_path / "asked.json").write_text(json.dumps(asked))
+    with Nodes(count) as nodes:
+        for node in range(count):  # the kernel's own patience, as on real nodes: longer than a person's
+            ip("netns", "exec", f"{nodes.tag}n{node}", "sysctl", "-qw", "net.ipv4.tcp_retries2=15")
+        words = ["tests/spmd/hang_ranks.py", str(tmp_path / "asked.json")]
+        running = [nodes.launch(node, words, CHECK="0") for node in range(count)]
+        said = []
+        for line in running[0].stdout:
+            said.append(line)
+            if line.startswith("step 3"):
+                break
+        assert said and said[-1].startswith("step 3"), "".join(said)
+        if count == 2:
+            nodes.cut(1)
+        else:
+            for node, other in ((1, 2), (2, 1)):  # frames to the other go to nobody's address
+                there = ["to", nodes.address(other), "lladdr", "02:00:00:00:00:99", "nud", "permanent"]
+                ip("-n", f"{nodes.tag}n{node}", "neigh", "replace", *there, "dev", "eth0")
+        if count == 2:
+            # Its rank leaves by itself; torchrun's own agent there waits for as long as the kernel does.
+            alone = next(line for line in running[1].stdout if line.startswith("hang: "))
+            assert "rank 1 has not reached the launcher's store at" in alone, alone
+            running.pop()
+        told = ended(running, 120)
+    assert all(process.returncode for process in running)
+    [report] = (tmp_path / "hang").glob("*/report.txt")
+    text = report.read_text()
+    assert text.rstrip() in told[0]
+    assert float(re.search(r"reported (\d+\.\d) s after the deadline", text)[1]) < 5.0, text
+    assert re.search(r"step \d+, update \(learn\): micro-batch \d of 3 \[all_reduce\]", text), text
+    if count == 2:
+        assert re.search(r"no sign of life from rank 1 for 6 s", text), text
+        assert "no rank on node1 gives a sign of life: the node or its link is gone" in text, text
+    else:
+        assert "look here first" not in text and "a link between them is dead" in text, text
+        assert "hosts: node0: rank 0; node1: rank 1; node2: rank 2" in text, text

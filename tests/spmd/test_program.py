@@ -18,6 +18,7 @@ from spmd_rl.data.samples import read_samples
 from spmd_rl.patches import megatron_core, vllm
 from tiny_models import make_tiny
 from tiny_tokenizer import make_tokenizer
+from tools import soak
 
 RULES = '''
 import time
@@ -34,6 +35,16 @@ def says_words(sample):
 def says_words_later(sample):
     return 1.0 if sample.response == sample.answer else "good"
 '''
+
+
+# What nobody may find in anything that a run leaves: in its environment, and in an address among its settings.
+CANARIES = {
+    "WANDB_API_KEY": "c0ffee" * 6 + "dead",
+    "HF_TOKEN": "hf_canaryInTheEnvironment",
+    "HUGGING_FACE_HUB_TOKEN": "hf_canaryOfTheHub",
+    "SOME_SERVICE_PASSWORD": "canary-password-7",
+}
+ADDRESS = "https://canary-name:canary-word@example.org/rows?version=2&access_token=canary-parameter"
 
 
 def flags(model, run_dir, **others) -> list[str]:
@@ -61,12 +72,14 @@ def flags(model, run_dir, **others) -> list[str]:
     return found
 
 
-def start(arguments: list[str], ranks: int = 2, **options) -> subprocess.Popen:
+def start(arguments: list[str], ranks: int = 2, environment=None, **options) -> subprocess.Popen:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)]
     return subprocess.Popen(
         [*command, "-m", "spmd_rl.grpo", *arguments],
         cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "WANDB_SILENT": "true"},
+        env=os.environ
+        | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "WANDB_SILENT": "true"}
+        | (environment or {}),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -105,6 +118,7 @@ def finished(tiny_models, rules, scorers, tmp_path_factory):
     """A run with everything on: reference model, two mini-batches, two rules of which one hangs, two reward models,
     W&B offline."""
     run_dir = tmp_path_factory.mktemp("run") / "run"
+    (run_dir.parent / "tmp").mkdir()
     arguments = flags(
         tiny_models["llama"],
         run_dir,
@@ -126,11 +140,16 @@ def finished(tiny_models, rules, scorers, tmp_path_factory):
             "evaluation.temperature": 0.8,
             "evaluation.max_response_length": 10,
             "run.wandb": "offline",
+            "run.name": f"everything, from {ADDRESS}",
             "run.samples_logged": -1,
+            "checkpoint.every_steps": 1,
         },
     )
-    running = start(arguments)
+    marked = {"TMPDIR": str(run_dir.parent / "tmp"), "SPMD_RL_SOAK": str(run_dir)}
+    shared_before = set(os.listdir("/dev/shm"))
+    running = start(arguments, environment=CANARIES | marked)
     output, _ = running.communicate(timeout=400)
+    (run_dir.parent / "shared_before").write_text(json.dumps(sorted(shared_before)))
     assert running.returncode == 0, output[-6000:]
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     return run_dir, output, rows
@@ -157,6 +176,17 @@ def test_a_run_leaves_metrics_samples_tensorboard_wandb_config_and_a_model(finis
 
     assert AutoModelForCausalLM.from_pretrained(run_dir / "hf").config.num_hidden_layers == 4
     assert AutoTokenizer.from_pretrained(run_dir / "hf").decode([100])
+
+
+def test_no_secret_is_in_anything_that_a_run_writes_or_says(finished):
+    run_dir, output, _ = finished
+    said = {str(path): path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
+    assert {"config.yaml", "run.log", "state.json", "metrics.jsonl"} <= {Path(name).name for name in said}
+    assert "everything, from https://***@example.org/rows?version=2&access_token=***" in output
+    assert "https://***@example.org" in (run_dir / "config.yaml").read_text()
+    for name, content in (said | {"the console": output.encode()}).items():
+        for secret in (*CANARIES.values(), "canary-name", "canary-word", "canary-parameter"):
+            assert secret.encode() not in content, f"{secret} is in {name}"
 
 
 def test_every_patch_is_named_in_the_log(finished):
@@ -243,9 +273,24 @@ def test_every_benchmark_is_evaluated_before_and_after_and_its_answers_are_kept(
             assert 8 < max(sample["response_tokens"] for sample in samples) <= 10
 
 
-def test_nothing_of_a_finished_run_is_left(finished):
+def test_no_process_file_in_memory_or_temporary_file_of_a_finished_run_is_left(finished):
     run_dir, *_ = finished
     assert left_over(str(run_dir)) == []
+    shared_before = set(json.loads((run_dir.parent / "shared_before").read_text()))
+    assert soak.left_over(str(run_dir), run_dir.parent / "tmp", run_dir, shared_before) == []
+
+
+def test_what_each_rank_holds_of_its_machine_is_measured_and_the_largest_is_a_metric(finished):
+    run_dir, _, rows = finished
+    ranks = [json.loads(line) for line in (run_dir / "ranks.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in ranks] == [1, 2]
+    for metrics, each in zip(rows[1:3], ranks, strict=True):
+        for name in soak.LABELS:
+            assert len(each[name]) == 2 and max(each[name]) == metrics[name], name
+        assert 1e8 < metrics["memory/resident_bytes"] <= metrics["memory/peak_bytes"] + 1e8
+        assert metrics["memory/children_bytes"] > 1e7
+        assert min(each["process/children"]) >= 3, "what has imported the rules, a grader and a spare one"
+        assert 20 < metrics["process/open_files"] < 1000
 
 
 def test_sigterm_ends_all_ranks_within_ten_seconds(tiny_models, tmp_path):
@@ -305,6 +350,11 @@ def test_a_truncated_weight_file_is_named(tiny_models, tmp_path):
     weights.write_bytes(weights.read_bytes()[:-1000])
     text = refused(model, tmp_path)
     assert str(weights) in text
+
+
+def test_an_error_says_no_secrets(tiny_models, tmp_path):
+    text = refused(tiny_models["llama"], tmp_path, **{"data.source": ADDRESS})
+    assert "data.source = https://***@example.org/rows?version=2&access_token=***" in text and "canary" not in text
 
 
 def test_a_reward_rule_that_cannot_be_imported_is_named(tiny_models, tmp_path):

@@ -1,128 +1,87 @@
 """A run that is killed goes on as if it had never been, without anybody's hand."""
 
-import json
 import os
 import subprocess
 import sys
-import time
+from types import SimpleNamespace
 
-import psutil
 import pytest
 
 from spmd.ranks import ROOT
-from tiny_models import make_tiny
-from tiny_tokenizer import make_tokenizer
+from spmd_rl.controller.same_run import rows
 
-RULE = "def variety(sample):\n    return len(set(sample.response)) % 5 / 5\n"
-# What a clock or a memory meter says is another time's.
-MEASURED = ("time", "timing/", "memory/", "bytes/", "e2e_tps", "update_tps", "vllm_tps", "rollout/response_tps")
-MEASURED += ("rollout/imbalance_fraction",)
+sys.path.insert(0, str(ROOT / "tools"))
+import chaos
 
-
-def command(root, run_dir, *more) -> list[str]:
-    return [
-        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"),
-        *("--max-restarts", "2", "-m", "spmd_rl.grpo", "--model.path", str(root / "model"), "--model.dtype", "float32"),
-        *("--run.dir", str(run_dir), "--run.platform", "cpu", "--run.samples_logged", "-1"),
-        *("--rollout.max_response_length", "10", "--rollout.max_sequences", "8", "--rollout.cache_gib", "0.02"),
-        *("--data.max_prompt_length", "120", "--data.eval_problems", "4", "--evaluation.every_steps", "2"),
-        *("--train.prompts_per_step", "4", "--algorithm.samples_per_prompt", "4", "--train.learning_rate", "1e-3"),
-        *("--algorithm.kl_coefficient", "0.02", "--reward.rules", f"{root / 'rule.py'}:variety", "1.0"),
-        *("--train.steps", "6", "--checkpoint.every_steps", "2", *more),
-    ]
+# launch/test.sh kills a few times; the CI more often, as .ci/run says.
+KILLS = int(os.environ.get("SPMD_RL_KILLS", "3"))
+STEPS = 4 * KILLS + 8
 
 
-def start(arguments) -> subprocess.Popen:
-    return subprocess.Popen(
-        arguments,
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
+@pytest.fixture(scope="module")
+def storm(tmp_path_factory):
+    """A run that is killed again and again, in start-ups, steps and saves, and the same run undisturbed."""
+    root = tmp_path_factory.mktemp("storm")
+    problems = chaos.chaos(root, KILLS, seed=3, ranks=2, steps=STEPS, patience=600, more=[])
+    return SimpleNamespace(root=root, killed=root / "killed", undisturbed=root / "undisturbed", problems=problems)
+
+
+def test_every_kill_is_followed_by_a_restart_and_the_end_is_that_of_the_undisturbed_run(storm):
+    assert storm.problems == []
+
+
+def test_the_log_and_the_metrics_say_what_each_restart_lost(storm):
+    said = (storm.killed / "run.log").read_text()
+    assert "torchrun has started the ranks again" in said and "lost:" in said
+    assert '"restart/count"' in (storm.killed / "metrics.jsonl").read_text()
+    assert not list((storm.killed / "checkpoints").glob("*.partial"))
+    assert (storm.killed / "checkpoints" / "latest").read_text() == f"step_{STEPS:06d}\n"
+
+
+def again(storm, name, *more) -> subprocess.CompletedProcess:
+    """The run once more, from the undisturbed run's last checkpoint but one."""
+    saved = sorted((storm.undisturbed / "checkpoints").glob("step_*"))[-2]
+    arguments = chaos.settings(
+        storm.root / "model", storm.root / name, STEPS, ["--checkpoint.resume", str(saved), *more]
+    )
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [*command, "spmd_rl.grpo", *arguments], cwd=ROOT, env=environment, timeout=600, capture_output=True, text=True
     )
 
 
-def ranks_of(launcher: subprocess.Popen) -> list[psutil.Process]:
-    return [child for child in psutil.Process(launcher.pid).children() if "spmd_rl.grpo" in " ".join(child.cmdline())]
-
-
-def rows(run_dir):
-    kept = []
-    for line in (run_dir / "metrics.jsonl").read_text().splitlines():
-        kept.append({name: value for name, value in json.loads(line).items() if not name.startswith(MEASURED)})
-    return kept
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    root = tmp_path_factory.mktemp("resume")
-    make_tokenizer(make_tiny(root / "model", "qwen2"))
-    (root / "rule.py").write_text(RULE)
-    return root
-
-
-@pytest.fixture(scope="module")
-def undisturbed(root):
-    run = start(command(root, root / "undisturbed"))
-    output, _ = run.communicate(timeout=600)
-    assert run.returncode == 0, output[-4000:]
-    return root / "undisturbed"
-
-
-@pytest.fixture(scope="module")
-def killed(root):
-    """A run whose rank 1 is killed when step 4 is done, while step 2 or step 4 may be on their way to the disk."""
-    run_dir = root / "killed"
-    run = start(command(root, run_dir))
-    said, struck = [], False
-    for line in run.stdout:
-        said.append(line)
-        if not struck and line.startswith("step 4/6"):
-            struck = True
-            while not (run_dir / "checkpoints" / "latest").exists() and time.sleep(0.05) is None:
-                pass
-            ranks_of(run)[1].kill()
-    assert run.wait(timeout=600) == 0, "".join(said)[-4000:]
-    assert struck
-    return run_dir, "".join(said)
-
-
-def test_a_killed_rank_leads_to_a_restart_from_the_last_complete_checkpoint(killed):
-    run_dir, said = killed
-    assert f"took up {run_dir / 'checkpoints' / 'step_00000'}" in said
-    assert "goes on after step" in (run_dir / "run.log").read_text()
-    assert not list((run_dir / "checkpoints").glob("*.partial"))
-    assert (run_dir / "checkpoints" / "latest").read_text() == "step_000006\n"
-
-
-def test_weights_samples_and_metrics_are_those_of_the_run_that_was_never_killed(killed, undisturbed):
-    run_dir, _ = killed
-    for one, other in zip(rows(undisturbed), rows(run_dir), strict=True):
-        assert one == other
-    for place in ("samples", "evaluations"):
-        files = sorted(path.name for path in (undisturbed / place).iterdir())
-        assert files == sorted(path.name for path in (run_dir / place).iterdir())
-        for name in files:
-            assert (undisturbed / place / name).read_bytes() == (run_dir / place / name).read_bytes(), name
-    model = "hf/model.safetensors"
-    assert (undisturbed / model).read_bytes() == (run_dir / model).read_bytes()
-
-
-def test_another_layout_takes_up_a_checkpoint_and_a_changed_setting_is_refused_by_name(root, undisturbed):
-    saved = undisturbed / "checkpoints" / "step_000004"
-    refused = start(command(root, root / "other", "--checkpoint.resume", str(saved), "--algorithm.clip_low", "0.1"))
-    output, _ = refused.communicate(timeout=600)
+def test_a_changed_setting_is_refused_by_name(storm):
+    refused = again(storm, "refused", "--algorithm.clip_low", "0.1")
     assert refused.returncode != 0
-    assert "algorithm.clip_low = 0.1: the run to go on with had 0.2" in output
-    other = start(command(root, root / "other", "--checkpoint.resume", str(saved), "--parallel.tensor", "2"))
-    output, _ = other.communicate(timeout=600)
-    assert other.returncode == 0, output[-4000:]
-    assert f"took up {saved}" in output
+    assert "algorithm.clip_low = 0.1: the run to go on with had 0.2" in refused.stderr
+
+
+def test_another_layout_takes_up_a_checkpoint(storm):
+    other = again(storm, "other", "--parallel.tensor", "2")
+    assert other.returncode == 0, other.stderr[-4000:]
     here, there = (
         {row["step"]: row for row in rows(run_dir) if "actor/entropy" in row}
-        for run_dir in (undisturbed, root / "other")
+        for run_dir in (storm.undisturbed, storm.root / "other")
     )
-    assert set(there) == {5, 6}
+    first = min(there)
+    assert set(there) == set(range(first, STEPS + 1)) and first > STEPS - 5
     # The first step after it samples from the same weights: the same, but for rounding.
-    assert there[5]["actor/entropy"] == pytest.approx(here[5]["actor/entropy"], rel=1e-4)
+    assert there[first]["actor/entropy"] == pytest.approx(here[first]["actor/entropy"], rel=1e-4)
+
+
+def test_verify_resume_says_of_a_users_run_that_it_goes_on_exactly(storm):
+    settings = chaos.settings(storm.root / "model", storm.root / "mine", 50, [])
+    options = ["--dir", str(storm.root / "verify"), "--steps", "4", "--by-hand"]
+    done = subprocess.run(
+        [sys.executable, "-m", "spmd_rl.verify_resume", *options, *settings],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        timeout=600,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "exact: weights of 51 parameters, 64 samples, " in done.stdout
+    assert done.stdout.rstrip().endswith("of steps 1 to 4: bit-identical")
+    assert not (storm.root / "mine").exists()

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from spmd.ranks import run_ranks
-from spmd.whole import check_greedy, run
+from spmd.whole import case, check_greedy, run
 
 
 def test_megatron_gives_the_log_probabilities_of_huggingface(smollm2):
@@ -24,8 +24,8 @@ def test_megatron_gives_the_log_probabilities_of_huggingface(smollm2):
 
 
 def test_vllm_and_megatron_agree_and_an_update_reaches_vllm(smollm2, tmp_path):
-    others = {"train.learning_rate": 1e-5, "rollout.cache_gib": 0.1, "rounds": 2}
-    report = run(smollm2, 2, 1, 1, 2, 1, tmp_path / "hf", **others)[0]
+    others = {"train.learning_rate": 1e-5, "rollout.cache_gib": 0.1}
+    report = run(2, [case(smollm2, 1, 1, 2, 1, tmp_path / "hf", **others)])[0][0]
     for one in report["rounds"]:
         assert one["learned"]["correction/logprob_gap_max"] < 1e-3
         assert one["learned"]["grad_norm"] > 0.1

@@ -95,6 +95,7 @@ PACKINGS = [
 PACKED_FAMILIES = ("qwen2-tied", "qwen3", "qwen2_moe", "deepseek_v3", "deepseek_v3-yarn")
 
 
+SUMS = ("actor/pg_loss", "actor/kl_loss", "actor/entropy")
 TOGETHER, SMALL, ALONE, APART = (True, 4096), (True, 40), (False, 1), (False, 4096)
 # Models that score, by number of ranks: family, layout, (shared prompts, tokens of a micro-batch), tokens at a prompt's
 # end that its samples don't share.
@@ -120,6 +121,14 @@ SCORING = {
         ("qwen3", cp(2, tensor=2), TOGETHER, 0),
         ("qwen2_moe", tp(2, expert=4), APART, 0),
     ],
+}
+
+
+# By number of ranks: from a checkpoint of the first layout to the others.
+GOES_ON = {
+    1: {},
+    2: {"llama": [tp(2), pp(2), {}, cp(2)], "qwen3_moe": [ep(2), pp(2), tp(2, expert=2)]},
+    4: {"llama": [tp(2, pipeline=2), {}, tp(2), pp(4)], "qwen2_moe": [{}, tp(2, expert=4), ep(2, pipeline=2)]},
 }
 
 
@@ -269,7 +278,7 @@ def check_equal_to_huggingface(found: SimpleNamespace, expected: SimpleNamespace
 
 
 @pytest.fixture(scope="module", params=[1, 2, 4])
-def start(request, models, huggingface, scorers):
+def start(request, models, huggingface, scorers, tmp_path_factory):
     """All layouts of so many ranks in one start: of models that write, and of models that score."""
     ranks = request.param
     named = [(family, layout) for family, layouts in LAYOUTS[ranks].items() for layout in layouts]
@@ -279,6 +288,9 @@ def start(request, models, huggingface, scorers):
         case(scorers[family].path, layout, *packing, gradients=scorers[family].file, score=True, own_tokens=own)
         for family, layout, packing, own in scoring
     ]
+    for family, layouts in GOES_ON[ranks].items():
+        saved = str(tmp_path_factory.mktemp("saved"))
+        cases += [case(models[family], one, checkpoint=saved, begins=one is layouts[0]) for one in layouts]
     reports = run_ranks("spmd.training_ranks", ranks, {"cases": cases})
     return named, scoring, reports
 
@@ -312,6 +324,27 @@ def test_every_layout_has_the_scores_of_huggingface_and_their_gradient(start, sc
                 gaps[name] = max(gaps.get(name, 0.0), gap)
         assert gaps.keys() == scorers[family].gradients, f"{family} {what}"
         assert max(gaps.values()) < 1e-4, sorted(gaps.items(), key=lambda item: -item[1])[:9] + [family, what]
+
+
+def test_a_checkpoint_of_one_layout_goes_on_in_another_with_the_same_loss(start):
+    named, scoring, reports = start
+    index = len(named) + len(scoring)
+    for family, layouts in GOES_ON[len(reports)].items():
+        found = []
+        for _ in layouts:
+            each = [report["cases"][index]["steps"] for report in reports]
+            found.append(
+                [{name: sum(rank[step]["sums"].get(name, 0.0) for rank in each) for name in SUMS} for step in (0, 1)]
+            )
+            index += 1
+        assert abs(found[0][0]["actor/kl_loss"] - found[0][1]["actor/kl_loss"]) > 1e-3, "the steps are too small"
+        for layout, steps in zip(layouts[1:], found[1:], strict=True):
+            # The second also depends on the optimizer's state: both moments, and its count of steps.
+            for step in (0, 1):
+                gaps = {name: abs(steps[step][name] - found[0][step][name]) for name in SUMS}
+                print(f"{family} {layouts[0]} -> {layout}, step {step + 1}: {gaps}")
+                assert max(gaps["actor/pg_loss"], gaps["actor/kl_loss"]) < 1e-5, f"{family} {layout} {gaps}"
+                assert steps[step]["actor/entropy"] == pytest.approx(found[0][step]["actor/entropy"], rel=1e-5)
 
 
 @pytest.mark.parametrize("ranks, families", [(1, PACKED_FAMILIES), (2, ("qwen2-tied", "deepseek_v3"))])

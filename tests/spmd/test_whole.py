@@ -3,7 +3,7 @@ refresh leaves vLLM with exactly the policy's weights."""
 
 import pytest
 
-from spmd.whole import PROMPTS, RESPONSE, SAMPLES, check_greedy, run
+from spmd.whole import PROMPTS, RESPONSE, SAMPLES, case, check_greedy, run
 
 # ranks, training tensor, context and pipeline, rollout tensor
 LAYOUTS = [(1, 1, 1, 1, 1), (2, 2, 1, 1, 1), (2, 1, 1, 2, 2), (2, 1, 2, 1, 1), (4, 2, 1, 2, 2)]
@@ -25,13 +25,15 @@ FLIPS = {
 def runs(tiny_models, tmp_path_factory):
     """Every layout on one model, and every model in one layout; each start of the engines serves all tests."""
     exports = tmp_path_factory.mktemp("exports")
+    wanted = [("qwen2-tied", layout, "-".join(map(str, layout)), {}) for layout in LAYOUTS]
+    wanted += [(model, LAYOUTS[1], model, {}) for model in ("qwen3", "llama")]
+    wanted += [(model, layout, model, {"flip": FLIPS.get(model)} | more) for model, (layout, more) in SPARSE.items()]
     found = {}
-    for layout in LAYOUTS:
-        found["qwen2-tied", layout] = run(tiny_models["qwen2-tied"], *layout, exports / "-".join(map(str, layout)))
-    for model in ("qwen3", "llama"):
-        found[model, LAYOUTS[1]] = run(tiny_models[model], *LAYOUTS[1], exports / model)
-    for model, (layout, others) in SPARSE.items():
-        found[model, layout] = run(tiny_models[model], *layout, exports / model, flip=FLIPS.get(model), **others)
+    for size in sorted({layout[0] for _, layout, _, _ in wanted}):
+        here = [entry for entry in wanted if entry[1][0] == size]
+        cases = [case(tiny_models[name], *layout[1:], exports / place, **more) for name, layout, place, more in here]
+        for (model, layout, _, _), reports in zip(here, run(size, cases), strict=True):
+            found[model, layout] = reports
     return found, exports
 
 

@@ -72,6 +72,9 @@ def main() -> None:
         if "score" in case:
             results.append(score(case, trainer, shard))
             continue
+        if "checkpoint" in case:
+            results.append(go_on(case, trainer, shard, world))
+            continue
         samples, tickets = make_samples(shape.vocabulary)
         advantages = advantages_of(samples)
         total = sum(ticket.response_tokens for ticket in tickets)
@@ -138,6 +141,36 @@ def skips_what_is_not_finite(trainer, here: bool) -> bool:
         weight.view(-1)[-2:] = value
         skipped &= trainer.broken() == broken
     return skipped
+
+
+def go_on(case, trainer, shard, world) -> dict:
+    """Two steps from a checkpoint, which the case that `begins` makes after a first step and the others take up."""
+    from pathlib import Path
+
+    from spmd.samples import advantages_of, make_samples, perturb
+    from spmd_rl.controller.planner import plan_microbatches
+    from spmd_rl.worker.saving import Saving
+
+    def step(rate: float) -> dict:
+        samples, tickets = make_samples(trainer.shape.vocabulary)
+        total = sum(ticket.response_tokens for ticket in tickets)
+        plan = plan_microbatches(tickets, trainer.layout.data, 1, case["budget"], case["share"])
+        mine = plan.minibatches[0].microbatches[trainer.place.data_rank]
+        packs = trainer.pack([[[samples[i] for i in group] for group in batch] for batch in mine], case["share"])
+        trainer.score(packs, "policy")
+        trainer.score(packs, "reference")
+        perturb(samples.values())
+        learned = trainer.learn(packs, advantages_of(samples), dict.fromkeys(samples, 1.0 / total), rate)
+        return {"sums": learned.sums, "grad_norm": learned.grad_norm}
+
+    saving, directory = Saving(trainer, shard, world), Path(case["checkpoint"])
+    if case["begins"]:
+        step(1e-3)
+        saving.begin(directory)
+        assert saving.progress(wait=True)["failed"] is None
+    else:
+        saving.load(directory, only_weights=False)
+    return {"steps": [step(1e-3), step(1e-3)]}
 
 
 def score(case, trainer, shard) -> dict:

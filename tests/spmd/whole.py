@@ -9,20 +9,18 @@ from spmd.ranks import run_ranks
 PROMPTS, SAMPLES, RESPONSE = 4, 3, 12
 
 
-def run(
+def case(
     model: str,
-    ranks: int,
     tensor: int,
     context: int,
     pipeline: int,
     rollout: int,
     export: Path,
     *,
-    rounds: int = 2,
     flip: tuple[int, str, int] | None = None,
     **others,
-) -> list[dict]:
-    """Two rounds of rollout and update in one layout, an export, and greedy answers; what each rank reports.
+) -> dict:
+    """Two rounds of rollout and update in one layout, an export, and greedy answers.
 
     `flip`: a rank, a parameter of its engine and an element of it, which is changed during a last refresh.
     """
@@ -47,9 +45,13 @@ def run(
         "train.logprob_chunk_tokens": 16,
     } | others
     flags = [part for name, value in config.items() for part in (f"--{name}", *str(value).split())]
-    return run_ranks(
-        "spmd.whole_ranks", ranks, {"config": flags, "rounds": rounds, "export": str(export), "flip": flip}
-    )
+    return {"config": flags, "rounds": 2, "export": str(export), "flip": flip}
+
+
+def run(ranks: int, cases: list[dict]) -> list[list[dict]]:
+    """Of each case, what each rank reports; all in one start of the ranks."""
+    reports = run_ranks("spmd.whole_ranks", ranks, {"cases": cases})
+    return [[report["cases"][number] for report in reports] for number in range(len(cases))]
 
 
 def check_greedy(report: dict, directory: Path, response_tokens: int) -> None:

@@ -27,14 +27,7 @@ def refresh_with_one_wrong_element(worker, rank: int, parameter: str, element: i
 
 
 def main() -> None:
-    given = arguments()
-    from spmd_rl.config.load import load_config
-    from spmd_rl.config.model_shape import read_model_shape
-    from spmd_rl.controller.planner import plan_microbatches
-    from spmd_rl.controller.ranks import Ranks
-    from spmd_rl.data.sampling import Sampling
     from spmd_rl.platforms.platform import current
-    from spmd_rl.program import _read_prompts, start_graders
 
     platform = current("cpu")
     for name, value in platform.environment.items():
@@ -43,13 +36,39 @@ def main() -> None:
     from spmd_rl.patches.patch import apply_all
 
     apply_all(megatron_core.PATCHES + vllm.PATCHES, "cpu")
-    config = load_config(given["config"])
-    loaded = _read_prompts(config)
+    from megatron.core import parallel_state
+    from vllm.distributed import parallel_state as groups_of_vllm
+    from vllm.triton_utils import dispatcher
+
     from spmd_rl.distributed import world as worlds
+
+    # The process groups outlive each engine here, for the next one.
+    groups_of_vllm.destroy_distributed_environment = lambda: None
+    world = worlds.start(platform, 600)
+    found = []
+    for case in arguments()["cases"]:
+        found.append(_case(case, world, platform))
+        parallel_state.destroy_model_parallel()
+        # The first engine's kernels stay bound.
+        dispatcher._rebind_kernels = lambda *arguments, **options: None
+    report(world.rank, {"cases": found})
+    os._exit(0)
+
+
+def _case(given: dict, world, platform) -> dict:
+    import torch.distributed as dist
+
+    from spmd_rl.config.load import load_config
+    from spmd_rl.config.model_shape import read_model_shape
+    from spmd_rl.controller.planner import plan_microbatches
+    from spmd_rl.controller.ranks import Ranks
+    from spmd_rl.data.sampling import Sampling
     from spmd_rl.distributed.commands import Commands
+    from spmd_rl.program import _read_prompts, start_graders
     from spmd_rl.worker.worker import Worker
 
-    world = worlds.start(platform, 600)
+    config = load_config(given["config"])
+    loaded = _read_prompts(config)
     shape = read_model_shape(config.model.path)
     worker = Worker(
         config,
@@ -109,11 +128,10 @@ def main() -> None:
     found["weights"] = hashlib.sha256(
         b"".join(tensor.numpy().tobytes() for _, tensor in sorted(worker.trainer.parameters().items()))
     ).hexdigest()
-    report(world.rank, found)
-    import torch.distributed as dist
-
+    # A rank that closes its engine while another is still in one of their calls would end it with an error.
     dist.barrier(group=world.control)
     worker.close()
+    return found
 
 
 if __name__ == "__main__":

@@ -1,3 +1,6 @@
+from contextlib import nullcontext
+from unittest.mock import patch
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -6,7 +9,7 @@ from hypothesis import strategies as st
 from spmd_rl.distributed.layout import RolloutLayout, TrainLayout
 from spmd_rl.weights.checksum import TURNS, Checksums, piece_checksum, shard_checksums, verify
 from spmd_rl.weights.families import megatron_shard, vllm_shard
-from spmd_rl.weights.layout import Box, Piece, Shard, common_boxes, split
+from spmd_rl.weights.layout import Box, Piece, Shard, common_boxes, split, whole
 from tests.weights.models import filled, model_shape, models_and_layouts, random_weights
 
 
@@ -118,11 +121,25 @@ def test_one_wrong_element_in_the_engine_is_named_by_tensor_slice_parameter_and_
     assert "decoder.layers.1.self_attention.linear_qkv.weight of training on rank 0" in text
 
 
+def test_a_parameter_of_another_shape_is_not_read():
+    training, _, _ = sides()
+    with pytest.raises(AssertionError, match=r"\(2, 2\) is not"):
+        training.update("decoder.final_layernorm.weight", torch.zeros(2, 2))
+
+
 def test_padding_takes_no_part():
     def change(held):
         held["lm_head.weight"][19:] = 7
 
     verify(sides(change)[:2])
+
+
+def by_torch():
+    """As on an accelerator, whose memory the compiled loop cannot read."""
+    return patch("spmd_rl.weights.checksum._COMPILED_FOR", ())
+
+
+WAYS = (nullcontext, by_torch)
 
 
 def large():
@@ -142,7 +159,13 @@ def differs(shard, one, other, turn):
     return sums[0] != sums[1]
 
 
-def test_a_turn_sees_stale_tensors_at_once_and_all_turns_together_see_every_element():
+@pytest.mark.parametrize("way", WAYS)
+def test_a_turn_sees_stale_tensors_at_once_and_all_turns_together_see_every_element(way):
+    with way():
+        stale_tensors_and_flipped_elements_are_seen()
+
+
+def stale_tensors_and_flipped_elements_are_seen():
     shard, params = large()
     for name in params:
         stale = {**params, name: params[name] + 1e-3}
@@ -153,6 +176,44 @@ def test_a_turn_sees_stale_tensors_at_once_and_all_turns_together_see_every_elem
         seen = [differs(shard, params, flipped, turn) for turn in range(TURNS)]
         assert sum(seen) == (1 if name == "a" else TURNS)
         assert differs(shard, params, flipped, None)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_the_compiled_loop_and_torch_give_the_same_sums(data):
+    """Of boxes that are cut in rows and columns, in a stack, beside padding, vectors; in turns and as a whole."""
+    rows, columns = data.draw(st.integers(2, 150)), data.draw(st.integers(2, 300))
+    r, c = data.draw(st.integers(1, rows - 1)), data.draw(st.integers(1, columns - 1))
+    dtype = data.draw(st.sampled_from((torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int8)))
+    turn = data.draw(st.none() | st.integers(0, 3 * TURNS))
+    sizes = {"a": (rows + 3, columns), "stack": (2, rows, columns), "norm": (columns,), "long": (140 * columns,)}
+    held = [Piece("a", (0, 0), (rows, columns), "a", (0, 0)), *(whole(n, sizes[n], n) for n in ("norm", "long"))]
+    held += [Piece(f"e{e}", (0, 0), (rows, columns), "stack", (e, 0, 0)) for e in range(2)]
+    shard = Shard(sizes, tuple(held))
+    cuts = [
+        Box(t, (a, b), (h, w)) for t in ("a", "e1") for a, h in ((0, r), (r, rows - r)) for b, w in parts(c, columns)
+    ]
+    boxes = common_boxes([shard, Shard({}, tuple(Piece(*box, "", (0, 0)) for box in cuts))])
+    params = {}
+    for name, size in sizes.items():
+        count = torch.Size(size).numel() * dtype.itemsize
+        noise = torch.randint(0, 256, (count,), generator=torch.Generator().manual_seed(rows + columns))
+        params[name] = noise.to(torch.uint8).view(dtype).view(size)
+    params["a"] = params["a"].t().contiguous().t()  # where an engine keeps a matrix transposed
+    found = [by(way, shard, boxes, params, turn) for way in WAYS]
+    assert found[0] == found[1]
+
+
+def parts(at, end):
+    return (0, at), (at, end - at)
+
+
+def by(way, shard, boxes, params, turn):
+    checksums = Checksums(shard, boxes)
+    checksums.forget(turn)
+    with way():
+        checksums.update_all(params)
+    return checksums.values()
 
 
 @pytest.mark.parametrize("turn", [0, 5, 31])

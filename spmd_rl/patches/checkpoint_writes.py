@@ -1,0 +1,126 @@
+"""How Megatron-Core's writing of checkpoints fails: on all ranks alike, and without processes that stay.
+
+What it lets rank 0 alone write may fail there alone, when a disk is full, and the others would wait for it in the next
+collective. It is remembered here instead, for whoever saves: he asks all ranks.
+"""
+
+import functools
+import multiprocessing
+import os
+import pickle
+import queue
+from typing import Any
+
+from spmd_rl.patches.patch import Patch
+
+failures: list[Exception] = []
+"""What could not be written by this rank since this was emptied."""
+
+_SOURCE = "https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/dist_checkpointing"
+_EVERYWHERE = ("cpu", "cuda", "npu")
+
+
+def _remembered(original: Any) -> Any:
+    @functools.wraps(original)
+    def write(*arguments: Any, **options: Any) -> None:
+        try:
+            original(*arguments, **options)
+        except (OSError, RuntimeError) as error:  # the second is torch.save's way to say that a write failed
+            failures.append(error)
+
+    return write
+
+
+class _Result:
+    """What one forked process leaves to this one: in memory that both share, so that it can end before it is asked."""
+
+    def __init__(self) -> None:
+        self._file = os.memfd_create("results")
+
+    def put(self, value: Any) -> None:
+        with open(self._file, "wb", closefd=False) as stream:
+            stream.seek(0)
+            stream.write(pickle.dumps(value))
+
+    def get_nowait(self) -> Any:
+        size = os.fstat(self._file).st_size
+        if not size:
+            raise queue.Empty
+        message = os.pread(self._file, size, 0)
+        os.ftruncate(self._file, 0)
+        return pickle.loads(message)
+
+
+def _shared_result(original: Any) -> Any:
+    results: list[_Result] = []
+
+    def result() -> _Result:
+        if not results:
+            results.append(_Result())
+        return results[0]
+
+    return result
+
+
+def _ending_writers(original: Any) -> Any:
+    @functools.wraps(original)
+    def write(*arguments: Any, **options: Any) -> None:
+        original(*arguments, **options)
+        # In a forked process: these are its own. Where one failed, the rest may wait for somebody to take their results.
+        for writer in multiprocessing.active_children():
+            writer.kill()
+
+    return staticmethod(write)
+
+
+PATCHES = (
+    Patch(
+        package="megatron-core",
+        versions=">=0.16.1,<0.17",
+        target="megatron.core.dist_checkpointing.strategies.filesystem_async:_get_write_results_queue",
+        platforms=_EVERYWHERE,
+        reason="the results of writing a checkpoint go through a server process that is spawned for it: it takes seconds to "
+        "start, and stays when its rank is killed",
+        upstream=f"{_SOURCE}/strategies/filesystem_async.py#L51",
+        until="Megatron-Core passes the results of its forked writers through memory of theirs",
+        make=_shared_result,
+    ),
+    Patch(
+        package="megatron-core",
+        versions=">=0.16.1,<0.17",
+        target="megatron.core.dist_checkpointing.strategies.filesystem_async:"
+        "FileSystemWriterAsync.write_preloaded_data_multiproc",
+        platforms=_EVERYWHERE,
+        reason="when one of a rank's writers failed, another can wait for ever for its results to be taken, and with it the "
+        "process that waits for both",
+        upstream=f"{_SOURCE}/strategies/filesystem_async.py#L288",
+        until="the results of all writers are taken before their process ends",
+        make=_ending_writers,
+    ),
+    *(
+        Patch(
+            package="megatron-core",
+            versions=">=0.16.1,<0.17",
+            target=target,
+            platforms=_EVERYWHERE,
+            reason=f"rank 0 alone writes {what}; when the disk is full it raises there, and the others wait for it in the "
+            "next collective",
+            upstream=f"{_SOURCE}/{source}",
+            until="Megatron-Core tells all ranks what one of them could not write",
+            make=_remembered,
+        )
+        for target, what, source in (
+            (
+                "megatron.core.dist_checkpointing.strategies.common:TorchCommonSaveStrategy.save_common",
+                "common.pt",
+                "strategies/common.py#L40",
+            ),
+            (
+                "megatron.core.dist_checkpointing.strategies.filesystem_async:FileSystemWriterAsync.finish",
+                ".metadata",
+                "strategies/state_dict_saver.py#L243",
+            ),
+            ("megatron.core.dist_checkpointing.serialization:save_config", "metadata.json", "serialization.py#L409"),
+        )
+    ),
+)

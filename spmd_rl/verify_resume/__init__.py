@@ -1,0 +1,1 @@
+"""A run that is killed and goes on against the same run undisturbed, on a user's own settings and machine."""

@@ -1,0 +1,113 @@
+"""Ranks of tests/spmd/test_broken_saves.py: a tiny policy, saved where there is no room, and loaded from a trap."""
+
+import dataclasses
+import json
+import os
+import shutil
+from pathlib import Path
+
+from spmd.hostile import HARMS, set_trap
+from spmd.ranks import arguments, report
+
+
+def main() -> None:
+    from spmd_rl.config.config import Config, ModelConfig
+    from spmd_rl.config.model_shape import read_model_shape
+    from spmd_rl.platforms.platform import current
+
+    platform = current("cpu")
+    for name, value in platform.environment.items():
+        os.environ.setdefault(name, value)
+    from spmd_rl.patches import megatron_core
+    from spmd_rl.patches.patch import apply_all
+
+    apply_all(megatron_core.PATCHES, "cpu")
+    import psutil
+    import torch
+    import torch.distributed as dist
+
+    from spmd_rl.distributed import world as worlds
+    from spmd_rl.distributed.gather import gather
+    from spmd_rl.distributed.layout import TrainLayout
+    from spmd_rl.training.parallel import start_parallel
+    from spmd_rl.training.trainer import Trainer
+    from spmd_rl.weights.families import megatron_shard
+    from spmd_rl.weights.load import load_shard
+    from spmd_rl.worker.saving import Saving
+
+    world = worlds.start(platform, 60)
+    asked = arguments()
+    shape = read_model_shape(asked["model"])
+    config = dataclasses.replace(Config(model=ModelConfig(path=asked["model"], dtype="float32")))
+    layout = TrainLayout.of(config.parallel, world.size)
+    shard = megatron_shard(shape, layout, world.rank)
+    place = start_parallel(layout, 1)
+    trainer = Trainer(
+        config, shape, layout, place, torch.device("cpu"), lambda p, path: load_shard(path, shard, p, shape)
+    )
+    for inner in trainer.optimizer.distributed:
+        inner._init_optimizer_states_with_dummy_values()  # as after a first step
+    saving = Saving(trainer, shard, world)
+    said = []
+    rank_files_bytes = 0
+
+    def together(act, *given) -> None:
+        """Rank 0 does something to the disk."""
+        if world.rank == 0:
+            act(*given)
+        dist.barrier(group=world.payload)
+
+    def save(directory: Path, in_the_way: str = "") -> str | None:
+        nonlocal rank_files_bytes
+        together(lambda: directory.mkdir(parents=True))
+        saving.begin(directory)
+        if in_the_way:  # where rank 0 alone will write, at the end
+            together(lambda: (directory / "training" / in_the_way).mkdir())
+        outcome = saving.progress(wait=True)
+        dist.barrier(group=world.payload)
+        assert outcome["written"]
+        rank_files_bytes = sum(-(-file.stat().st_size // 4096) * 4096 for file in directory.glob("random_*"))
+        return outcome["failed"]
+
+    def fill(directory: Path, left: int) -> None:
+        ballast = directory / "ballast"
+        ballast.write_bytes(b"")
+        blocks = shutil.disk_usage(directory).free - left
+        ballast.write_bytes(bytes(max(blocks, 0)))
+
+    def clear(directory: Path) -> None:
+        for found in directory.iterdir():
+            shutil.rmtree(found) if found.is_dir() else found.unlink()
+
+    for act, place, *more in asked["steps"]:
+        directory = Path(place)
+        match act:
+            case "save":
+                said.append(save(directory, *more))
+            case "load":
+                try:
+                    said.append(saving.load(directory, False))
+                except ValueError as error:
+                    said.append(str(error))
+                dist.barrier(group=world.payload)  # nobody changes what another still reads
+            case "fill":  # leave so many bytes, or as many as the ranks' own files take
+                together(fill, directory, more[0] if more else rank_files_bytes)
+            case "clear":
+                together(clear, directory)
+            case "trap":
+                together(set_trap, directory, more[0], Path(more[1]))
+            case "harm":
+                together(HARMS[more[0]], directory / more[1])
+            case "gather":
+                said.append(
+                    gather([world.rank, "é" * world.rank * 999, None, b"\x00", {"a": (1.5, 2**40)}], world.payload)
+                )
+            case "children":
+                said.append([child.status() for child in psutil.Process().children(recursive=True)])
+    report(world.rank, {"said": json.loads(json.dumps(said, default=list))})
+    dist.barrier(group=world.payload)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

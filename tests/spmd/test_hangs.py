@@ -1,0 +1,149 @@
+"""A run that stands still ends by itself, and says which rank to look at and why: ranks that really hang."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from spmd.ranks import ROOT
+
+RULE = """
+def forever(sample):
+    while True:
+        pass
+"""
+# Kind of tests/spmd/hang_ranks.py, the rank that gets stuck, and what the report says of it.
+KINDS = [
+    ("stopped", 1, r"rank 1 is stopped by a signal \(process state T\)"),
+    ("stopped", 0, r"rank 0 is stopped by a signal \(process state T\)"),
+    ("loop", 1, r"rank 1 computes and does not get on: an endless loop"),
+    ("lock", 1, r"rank 1 runs \(process state R\) and lets no other thread of its Python work"),
+    ("grader", 1, r"rank 1 waits for a grader: reward \S+:forever, sample 8123, in process \d+"),
+]
+SILENT = ("stopped", "lock")
+GRACE_SECONDS = 5.0
+
+
+@dataclass
+class Hung:
+    """A launch that has ended."""
+
+    status: int
+    output: str
+    directory: Path
+    report: str
+
+    @property
+    def processes(self) -> dict[int, int]:
+        """Rank -> process, as the report has them."""
+        return {one["rank"]: one["process"] for one in json.loads((self.directory / "places.json").read_text())}
+
+
+@pytest.fixture(scope="module")
+def hung(tmp_path_factory):
+    """All kinds at once: what takes long is the start of Python."""
+    root = tmp_path_factory.mktemp("hangs")
+    (root / "rule.py").write_text(RULE)
+    running = {}
+    for kind, rank, _ in KINDS:
+        directory = root / f"{kind}{rank}"
+        directory.mkdir()
+        asked = {
+            "kind": kind,
+            "rank": rank,
+            "steps": 3,
+            "rule": f"{root / 'rule.py'}:forever" if kind == "grader" else "",
+            "directory": str(directory),
+            # What is silent is found by its silence, the others by their deadline.
+            "hang": {"first_seconds": 300, "minimum_seconds": 300}
+            | ({"silent_seconds": 8} if kind in SILENT else {"deadline_seconds": {"update": 8}}),
+        }
+        (directory / "asked.json").write_text(json.dumps(asked))
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+        running[kind, rank] = subprocess.Popen(
+            [*command, "tests/spmd/hang_ranks.py", str(directory / "asked.json")],
+            cwd=ROOT,
+            env=os.environ
+            | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"},
+            stdout=open(directory / "output", "w"),  # noqa: SIM115 (the launch outlives this block)
+            stderr=subprocess.STDOUT,
+        )
+    ended = {}
+    try:
+        for (kind, rank), launcher in running.items():
+            directory = root / f"{kind}{rank}"
+            status = launcher.wait(240)
+            output = (directory / "output").read_text()
+            assert (directory / "hang").is_dir(), output
+            [report] = (directory / "hang").glob("*/report.txt")
+            ended[kind, rank] = Hung(status, output, report.parent, report.read_text())
+    finally:
+        for launcher in running.values():
+            launcher.kill()
+    return ended
+
+
+@pytest.mark.parametrize(("kind", "rank", "words"), KINDS)
+def test_the_report_names_the_rank_its_phase_and_what_is_wrong_in_time(hung, kind, rank, words):
+    report, output = hung[kind, rank].report, hung[kind, rank].output
+    assert report.rstrip() in output, "what is on disk was on the console too"
+    blamed = [line for line in report.splitlines() if line.endswith("<- look here first")]
+    assert len(blamed) == 1 and blamed[0].lstrip().startswith(f"rank {rank} ("), report
+    assert re.search(r"step 2, update \(learn\)", blamed[0]), report
+    assert ("sample 8123" if kind == "grader" else "micro-batch 2 of 3") in blamed[0], report
+    assert re.search(words, report), report
+    assert re.search(rf"rank {1 - rank} .* waits in step 2, update \(learn\): .* \[all_reduce\], for \d+ s", report)
+    late = float(re.search(r"reported (\d+\.\d) s after the deadline", report)[1])
+    assert late < GRACE_SECONDS, report
+
+
+@pytest.mark.parametrize(("kind", "rank", "words"), KINDS)
+def test_the_launch_fails_and_nothing_of_it_is_left(hung, kind, rank, words):
+    run = hung[kind, rank]
+    assert run.status != 0
+    if kind not in SILENT:  # torchrun tells of each rank that left by itself
+        assert re.search(r"exitcode +: 75 ", run.output), run.output[-3000:]
+    assert set(run.processes) == {0, 1}
+    deadline = time.monotonic() + 20
+    while (left := left_of(run)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert left == []
+
+
+def left_of(run: Hung) -> list[str]:
+    """Ranks of a run, and graders, which have the process that started them on their command line."""
+    found = []
+    ranks = {str(process) for process in run.processes.values()}
+    for process in psutil.process_iter(["cmdline", "status"]):
+        words = process.info["cmdline"] or []
+        ours = any(str(run.directory.parents[1]) in word for word in words)
+        grades = "spmd_rl.rewards.worker" in words and ranks & set(words)
+        if process.info["status"] != psutil.STATUS_ZOMBIE and (ours or grades):
+            found.append(" ".join(words))
+    return found
+
+
+def test_every_rank_leaves_the_stacks_of_its_threads(hung):
+    for (kind, rank), run in hung.items():
+        for other in (0, 1):
+            text = (run.directory / f"rank_{other:05d}.txt").read_text()
+            assert text.startswith(f"rank {other} (") and "step 2, update, learn" in text.splitlines()[0], text
+            if other != rank:
+                assert "all_reduce" in text and "hang_ranks.py" in text
+        own = (run.directory / f"rank_{rank:05d}.txt").read_text()
+        inside = {"loop": "in loop", "lock": "in lock", "grader": "in collect", "stopped": "process state T"}[kind]
+        assert inside in own, own
+
+
+def test_the_stack_of_a_rank_that_holds_the_interpreter_is_in_the_report(hung):
+    assert re.search(
+        r"as its own signal handler wrote it:\n  Current thread .*\n(  File .*\n)*  File .* in lock\n",
+        hung["lock", 1].report,
+    )

@@ -1,0 +1,102 @@
+"""Which checkpoint a run goes on from, and what is said of those that it can't; without starting ranks."""
+
+import dataclasses
+import json
+import pickle
+
+import pytest
+
+from spmd.hostile import Trap
+from spmd_rl.config.config import CheckpointConfig, Config, ModelConfig
+from spmd_rl.config.load import settings
+from spmd_rl.controller.checkpoints import FILES, STATE, Checkpoints, digests_here
+from spmd_rl.distributed.world import World
+from spmd_rl.resume import resume_point
+
+ALONE = World(0, 1, 0, 1, None, None, None)
+CONFIG = Config(ModelConfig("some/model"))
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    """A run with checkpoints of the steps 1, 2 and 3."""
+    kept = Checkpoints(tmp_path / "checkpoints", CheckpointConfig(keep_last=9))
+    for step in (1, 2, 3):
+        write(kept, step)
+    return tmp_path
+
+
+def write(kept, number, **state):
+    partial = kept.begin(number, 0)
+    (partial / "training").mkdir()
+    (partial / "training" / "part.bin").write_bytes(b"weights" * 99)
+    whole = {"loop": {}, "settings": settings(CONFIG)} | state
+    return kept.complete(number, digests_here(partial, kept.seal(number, whole))).path
+
+
+def resumed(run_dir, resume="auto", **changes):
+    chosen = dataclasses.replace(CONFIG.checkpoint, resume=str(resume))
+    return resume_point(dataclasses.replace(CONFIG, checkpoint=chosen, **changes), run_dir, ALONE)
+
+
+def test_auto_takes_the_newest_whole_one_and_says_what_it_passed_over(run_dir):
+    assert resumed(run_dir)[0].step == 3 and resumed(run_dir)[1] == []
+    file = run_dir / "checkpoints" / "step_000003" / "training" / "part.bin"
+    file.write_bytes(file.read_bytes()[:-3])
+    (run_dir / "checkpoints" / "step_000002" / FILES).unlink()
+    saved, notes = resumed(run_dir)
+    assert saved.step == 1
+    assert [note.partition(": ")[0] for note in notes] == ["checkpoint.resume = auto"] * 2
+    assert f"passed over, {file}: 690 bytes, 693 were written" in notes[0]
+    assert str(run_dir / "checkpoints" / "step_000002" / FILES) in notes[1]
+    assert resumed(run_dir, "never") == (None, [])
+
+
+def test_a_named_one_that_is_harmed_is_refused_and_the_next_older_one_offered(run_dir):
+    named = run_dir / "checkpoints" / "step_000002"
+    (named / STATE).write_text("{")
+    with pytest.raises(ValueError) as refused:
+        resumed(run_dir, named)
+    assert f"checkpoint.resume = {named}: {named / STATE}: 1 bytes, " in str(refused.value)
+    assert str(refused.value).endswith(f"; {run_dir / 'checkpoints' / 'step_000001'} is whole")
+
+
+@pytest.mark.parametrize("content", [{}, {"config.json": "{}"}, {"metadata.json": "{}", ".metadata": "x"}])
+def test_an_empty_directory_or_another_format_is_no_checkpoint_of_a_run(run_dir, content):
+    other = run_dir / "other"
+    other.mkdir()
+    for name, text in content.items():
+        (other / name).write_text(text)
+    with pytest.raises(ValueError, match=rf"checkpoint\.resume = .*other/{FILES}: can't be read .*; name a directory"):
+        resumed(run_dir, other)
+    with pytest.raises(ValueError, match="nowhere"):
+        resumed(run_dir, run_dir / "nowhere")
+
+
+def test_another_models_checkpoint_is_refused_by_the_setting(run_dir):
+    with pytest.raises(ValueError, match=r"model\.path = another/model: the run to go on with had some/model"):
+        resumed(run_dir, run_dir / "checkpoints" / "step_000003", model=ModelConfig("another/model"))
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [({"loop": None}, "loop is None"), ({"settings": []}, "settings is []"), ({"step": "six"}, "step is 'six'")],
+)
+def test_a_state_that_no_run_has_written_is_named(run_dir, state, words):
+    path = write(Checkpoints(run_dir / "others", CheckpointConfig()), 7, **state)
+    with pytest.raises(ValueError) as refused:
+        resumed(run_dir, path)
+    assert str(refused.value).startswith(f"{path / STATE}: {words}")
+
+
+def test_consistent_digests_make_no_pickle_harmless_and_none_is_opened_to_find_out(run_dir, tmp_path):
+    """What is in the files is looked at when they are loaded: tests/spmd/test_broken_saves.py."""
+    kept = Checkpoints(tmp_path / "traps", CheckpointConfig())
+    partial = kept.begin(1, 0)
+    (partial / "training").mkdir()
+    (partial / "training" / ".metadata").write_bytes(pickle.dumps(Trap(tmp_path / "sprung")))
+    names = kept.seal(1, {"loop": {}, "settings": settings(CONFIG)})
+    path = kept.complete(1, digests_here(partial, names)).path
+    assert json.loads((path / FILES).read_text())["training/.metadata"]
+    assert resumed(run_dir, path)[0].path == path
+    assert not (tmp_path / "sprung").exists()

@@ -1,0 +1,240 @@
+"""What a checkpoint costs training: `torchrun --nproc_per_node 2 tools/bench_checkpoint.py --model.path DIR`.
+
+In one run, on the same ranks and the same state, in turn: saves that are waited for, and saves beside training. Takes
+the settings of spmd_rl.grpo. Prints on rank 0 how long training is kept from going on, what host memory a save takes on
+top (the proportional set size of a rank and its writers), bytes, and bytes a second.
+"""
+
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+ROUNDS = 3
+STEPS_BEFORE = 3
+MIB = 2**20
+
+
+def main() -> None:
+    from spmd_rl.config.load import load_config
+    from spmd_rl.config.model_shape import read_model_shape
+    from spmd_rl.platforms.platform import current
+
+    config = load_config(sys.argv[1:])
+    shape = read_model_shape(config.model.path)
+    platform = current(config.run.platform)
+    for name, value in platform.environment.items():
+        os.environ.setdefault(name, value)
+    from spmd_rl.patches import megatron_core
+    from spmd_rl.patches.patch import apply_all
+
+    apply_all(megatron_core.PATCHES, platform.name)
+    from spmd_rl.distributed import world as worlds
+
+    world = worlds.start(platform, 600)
+    bench = Bench(config, shape, platform, world)
+    lines = bench.run()
+    if world.rank == 0:
+        print("\n".join(lines), flush=True)
+
+
+class Bench:
+    """One rank of the benchmark."""
+
+    def __init__(self, config: Any, shape: Any, platform: Any, world: Any) -> None:
+        import torch
+
+        from spmd_rl.distributed.layout import TrainLayout
+        from spmd_rl.training.parallel import start_parallel
+        from spmd_rl.training.trainer import Trainer
+        from spmd_rl.weights.families import megatron_shard
+        from spmd_rl.weights.load import load_shard
+        from spmd_rl.worker.saving import Saving
+
+        layout = TrainLayout.of(config.parallel, world.size)
+        place = start_parallel(layout, config.run.seed)
+        shard = megatron_shard(shape, layout, world.rank)
+        device = torch.device(platform.device_type, *([world.local_rank] if platform.device_type != "cpu" else []))
+        self.trainer = Trainer(config, shape, layout, place, device, lambda p, path: load_shard(path, shard, p, shape))
+        self.saving = Saving(self.trainer, shard, world)
+        self.world, self.layout = world, layout
+        self.root = Path(self._all(tempfile.mkdtemp(prefix="checkpoint_", dir=os.environ.get("BENCH_DIR")))[0])
+        self._samples(shape.vocabulary, place.data_rank)
+
+    def _samples(self, vocabulary: int, data_rank: int) -> None:
+        """What training steps are made on: 8 random samples, the same on all ranks."""
+        import torch
+
+        from spmd_rl.controller.planner import plan_microbatches
+        from spmd_rl.data.tickets import Ticket
+        from spmd_rl.training.packing import TrainSample
+
+        draw = torch.Generator().manual_seed(3)
+        held, tickets = {}, []
+        for name in range(8):
+            prompt, response = (torch.randint(3, vocabulary, (32,), generator=draw) for _ in range(2))
+            held[name] = TrainSample(name, prompt, response, torch.full((32,), -6.0))
+            tickets.append(Ticket(name, name, 0, 0, 32, 32, "stop"))
+        plan = plan_microbatches(tickets, self.layout.data, 1, 256, False)
+        mine = plan.minibatches[0].microbatches[data_rank]
+        self.packs = self.trainer.pack([[[held[i] for i in group] for group in batch] for batch in mine], False)
+        self.trainer.restore()
+        self.trainer.score(self.packs, "policy")
+        if self.trainer.reference is not None:
+            self.trainer.score(self.packs, "reference")
+        self.advantages, self.weights = dict.fromkeys(held, 0.1), dict.fromkeys(held, 1.0 / 256)
+
+    def _all(self, value: Any) -> list[Any]:
+        import torch.distributed as dist
+
+        everyone = [value] * self.world.size
+        if self.world.size > 1:
+            dist.all_gather_object(everyone, value, group=self.world.payload)
+        return everyone
+
+    def step(self) -> float:
+        """One training step; its seconds."""
+        started = time.perf_counter()
+        self.trainer.learn(self.packs, self.advantages, self.weights, 1e-6)
+        return time.perf_counter() - started
+
+    def begin(self, number: int) -> tuple[Path, float]:
+        """Begin to save; the seconds that this took."""
+        directory = self.root / f"{number:03d}"
+        if self.world.rank == 0:
+            directory.mkdir()
+        self._all(None)
+        started = time.perf_counter()
+        self.saving.begin(directory)
+        return directory, time.perf_counter() - started
+
+    def waited_for(self, number: int) -> tuple[float, int]:
+        """A synchronous save: seconds, and the bytes that all ranks wrote."""
+        directory, seconds = self.begin(number)
+        started = time.perf_counter()
+        self._progress(True)
+        seconds += time.perf_counter() - started
+        self._all(None)
+        size = sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
+        self._remove(directory)
+        return seconds, size
+
+    def beside(self, number: int) -> tuple[float, float, list[float]]:
+        """A save beside training: seconds that it kept training waiting, of these at the beginning; steps' seconds."""
+        directory, begun = self.begin(number)
+        blocked, steps = begun, []
+        written = False
+        while not written:
+            steps.append(self.step())
+            started = time.perf_counter()
+            written = self._progress(False)
+            blocked += time.perf_counter() - started
+        self._remove(directory)
+        return blocked, begun, steps
+
+    def _progress(self, wait: bool) -> bool:
+        """As rank 0 would ask for it: all have written, or not."""
+        answer = self.saving.progress(wait)
+        assert answer["failed"] is None, answer["failed"]
+        return answer["written"]
+
+    def _remove(self, directory: Path) -> None:
+        self._all(None)
+        if self.world.rank == 0:
+            shutil.rmtree(directory)
+        self._all(None)
+
+    def run(self) -> list[str]:
+        for _ in range(STEPS_BEFORE):
+            self.step()
+        first, _ = self.waited_for(0)  # plans are made and kept
+        quiet = [self.step() for _ in range(STEPS_BEFORE)]
+        with Memory() as still:
+            quiet += [self.step() for _ in range(STEPS_BEFORE)]
+        waited, beside, memory = [], [], []
+        size = 0
+        for turn in range(ROUNDS):
+            seconds, size = self.waited_for(2 * turn + 1)
+            waited.append(seconds)
+            with Memory() as saving:
+                beside.append(self.beside(2 * turn + 2))
+            memory.append(saving.peak - still.peak)
+        return self._told(first, waited, beside, memory, quiet, size)
+
+    def _told(
+        self,
+        first: float,
+        waited: list[float],
+        beside: list[tuple[float, float, list[float]]],
+        memory: list[int],
+        quiet: list[float],
+        size: int,
+    ) -> list[str]:
+        mine = {
+            "first": first,
+            "waited": statistics.median(waited),
+            "blocked": statistics.median(blocked for blocked, _, _ in beside),
+            "begun": statistics.median(begun for _, begun, _ in beside),
+            "memory": max(memory),
+            "shard": self.saving.bytes(),
+            "quiet": statistics.median(quiet),
+            "busy": statistics.median(step for _, _, steps in beside for step in steps),
+        }
+        everyone = self._all(mine)
+        shutil.rmtree(self.root, ignore_errors=True)
+        # The slowest rank is what training waits for.
+        worst = {name: max(each[name] for each in everyone) for name in mine}
+        ratio = worst["blocked"] / worst["waited"]
+        return [
+            f"{self.world.size} ranks, {self.layout}",
+            f"a checkpoint's files            {size / MIB:9.0f} MiB, {size / worst['waited'] / MIB:.0f} MiB/s",
+            f"a rank's shard                  {worst['shard'] / MIB:9.0f} MiB",
+            f"synchronous save                {worst['waited']:9.3f} s  (the first {worst['first']:.3f} s)",
+            f"asynchronous save blocks        {worst['blocked']:9.3f} s  {ratio:.1%} of it "
+            f"({worst['begun']:.3f} s of it at the beginning)",
+            f"a step, and beside a save       {worst['quiet']:9.3f} s, {worst['busy']:.3f} s",
+            "host memory on top, by rank     "
+            + ", ".join(f"{each['memory'] / MIB:.0f} MiB ({each['memory'] / each['shard']:.2f}x)" for each in everyone),
+        ]
+
+
+class Memory:
+    """The peak, inside, of this process's proportional memory and that of all that it has started."""
+
+    def __init__(self) -> None:
+        self.peak, self._over = 0, threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> "Memory":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        own = psutil.Process()
+        while not self._over.is_set():
+            total = 0
+            for process in [own, *own.children(recursive=True)]:
+                try:
+                    text = Path(f"/proc/{process.pid}/smaps_rollup").read_text(encoding="ascii")
+                except OSError:  # it has ended
+                    continue
+                total += sum(int(line.split()[1]) << 10 for line in text.splitlines() if line.startswith("Pss:"))
+            self.peak = max(self.peak, total)
+            self._over.wait(0.05)
+
+
+if __name__ == "__main__":
+    main()
