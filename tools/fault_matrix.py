@@ -21,7 +21,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 RESTARTED, WENT_ON, STOPPED = "started again from the newest checkpoint", "goes on", "stops"
 # What a clock or a memory meter says is another time's.
 MEASURED = ("time", "timing/", "memory/", "bytes/", "e2e_tps", "update_tps", "vllm_tps", "rollout/response_tps")
-MEASURED += ("rollout/imbalance_fraction", "restart/")
+MEASURED += ("rollout/imbalance_fraction", "restart/", "process/")
 # The first is the same parameter in training and rollout, which on a CPU share its memory; the second is not.
 NORM, BIAS = "model.layers.1.input_layernorm.weight", "model.layers.1.self_attn.q_proj.bias"
 RULE = "def variety(sample):\n    return len(set(sample.response)) % 5 / 5\n"

@@ -13,7 +13,7 @@ from spmd_rl.data.samples import SAMPLES, samples_step
 
 # What a clock or a memory meter says is another time's, and so is how often ranks had to start again.
 MEASURED = ("time", "timing/", "memory/", "bytes/", "e2e_tps", "update_tps", "vllm_tps", "rollout/response_tps")
-MEASURED += ("rollout/imbalance_fraction", "restart/")
+MEASURED += ("rollout/imbalance_fraction", "restart/", "process/")
 _FLOATS = {"F64": "<f8", "F32": "<f4", "F16": "<f2"}
 
 Everything = range(0, 1 << 62)
