@@ -138,6 +138,29 @@ GROUPS = {
         exact=False,
         settings=("--train.max_skipped", "2"),
     ),
+    "clock": Group(
+        (
+            Case(
+                "stop:rank=1,phase=rollout,step=2",
+                "the clock",
+                r"rank 1 is stopped by a signal \(process state T\)",
+                RESTARTED,
+            ),
+            Case("loop:rank=0,phase=update,step=3", "the clock", r"rank 0 computes and does not get on.*", RESTARTED),
+            Case(
+                "slow:rank=1,phase=exchange,step=4,seconds=3600",
+                "the clock",
+                r"rank 1 .*exchange.*<- look here first",
+                RESTARTED,
+            ),
+        ),
+        exact=True,
+        restarts=8,
+        settings=(
+            *("--hang.silent_seconds", "20", "--hang.first_seconds", "300", "--hang.minimum_seconds", "300"),
+            *("--hang.deadline_seconds", "rollout", "20", "update", "20", "exchange", "20"),
+        ),
+    ),
     "others": Group(
         (
             Case(
