@@ -110,7 +110,6 @@ GROUPS = {
                 r"step 3: the update was skipped: .*",
                 WENT_ON,
             ),
-            Case("nan:phase=checkpoint,rank=0,step=4", "the save", UNSAVED, RESTARTED),
             Case(
                 "nan:phase=update,of=loss,rank=1,step=5",
                 "the gradient's norm",
@@ -120,7 +119,6 @@ GROUPS = {
             Case("nan:phase=rollout,rank=1,step=6", "the rank itself", UNLIKELY, STOPPED),
         ),
         exact=False,
-        restarts=1,
         settings=("--reward.timeout_seconds", "3"),
     ),
     "skipped": Group(
@@ -178,6 +176,7 @@ GROUPS = {
             ),
             Case("nan:phase=rollout,rank=1,step=3", "the rank itself", UNLIKELY, RESTARTED),
             Case("kill:rank=0,phase=update,step=4,after=0.01", "the other rank, torchrun", killed(0), RESTARTED),
+            Case("nan:phase=checkpoint,rank=0,step=4", "the save", UNSAVED, RESTARTED),
             Case("kill:rank=1,phase=reshard_to_infer,step=5", "the other rank, torchrun", killed(1), RESTARTED),
         ),
         exact=True,
