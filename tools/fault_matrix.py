@@ -110,7 +110,6 @@ GROUPS = {
                 r"step 3: the update was skipped: .*",
                 WENT_ON,
             ),
-            Case("nan:phase=checkpoint,rank=0,step=4", "the save", UNSAVED, RESTARTED),
             Case(
                 "nan:phase=update,of=loss,rank=1,step=5",
                 "the gradient's norm",
@@ -120,7 +119,6 @@ GROUPS = {
             Case("nan:phase=rollout,rank=1,step=6", "the rank itself", UNLIKELY, STOPPED),
         ),
         exact=False,
-        restarts=1,
         settings=("--reward.timeout_seconds", "3"),
     ),
     "skipped": Group(
@@ -137,6 +135,29 @@ GROUPS = {
         ),
         exact=False,
         settings=("--train.max_skipped", "2"),
+    ),
+    "clock": Group(
+        (
+            Case(
+                "stop:rank=1,phase=rollout,step=2",
+                "the clock",
+                r"rank 1 is stopped by a signal \(process state T\)",
+                RESTARTED,
+            ),
+            Case("loop:rank=0,phase=update,step=3", "the clock", r"rank 0 computes and does not get on.*", RESTARTED),
+            Case(
+                "slow:rank=1,phase=exchange,step=4,seconds=3600",
+                "the clock",
+                r"rank 1 .*exchange.*<- look here first",
+                RESTARTED,
+            ),
+        ),
+        exact=True,
+        restarts=8,
+        settings=(
+            *("--hang.silent_seconds", "20", "--hang.first_seconds", "300", "--hang.minimum_seconds", "300"),
+            *("--hang.deadline_seconds", "rollout", "20", "update", "20", "exchange", "20"),
+        ),
     ),
     "others": Group(
         (
@@ -155,6 +176,7 @@ GROUPS = {
             ),
             Case("nan:phase=rollout,rank=1,step=3", "the rank itself", UNLIKELY, RESTARTED),
             Case("kill:rank=0,phase=update,step=4,after=0.01", "the other rank, torchrun", killed(0), RESTARTED),
+            Case("nan:phase=checkpoint,rank=0,step=4", "the save", UNSAVED, RESTARTED),
             Case("kill:rank=1,phase=reshard_to_infer,step=5", "the other rank, torchrun", killed(1), RESTARTED),
         ),
         exact=True,

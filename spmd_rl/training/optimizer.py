@@ -73,7 +73,7 @@ class PolicyOptimizer:
         """One update at this learning rate. Returns whether it was made, and the gradient's norm before it was clipped.
 
         Where that norm is not finite, on all ranks alike, weights and moments stay as they were. Megatron's own step
-        looks for this only where it scales the loss, for float16; it would make every weight nan.
+        looks for this only where it scales the loss, for float16; else it writes the nan into the weights.
         """
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate * group.get("lr_mult", 1.0)
