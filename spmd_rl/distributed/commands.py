@@ -79,7 +79,7 @@ class Commands:
     def receive(self) -> tuple[str, dict[str, Any]]:
         """Wait for rank 0's next verb, and say that it is here."""
         length = torch.zeros(1, dtype=torch.int64)
-        with at(f"{WAITS}the next verb"):
+        with _naming(0, "before its next verb"), at(f"{WAITS}the next verb"):
             dist.recv(length, src=0, group=self.world.control)
             body = torch.empty(int(length), dtype=torch.uint8)
             dist.recv(body, src=0, group=self.world.control)
