@@ -78,9 +78,12 @@ class Watch:
         self._contact = now
         self._wake = threading.Event()
         self._ended = False
+        # Before anything can happen to this rank: the others look after those that they have heard of once.
+        first = msgspec.json.encode(self._pulse.beat())
+        self._store.set(f"beat/{self.rank}", first)
         if self.rank == 0:
-            for key in ("clock", "request", "asked", "exit"):
-                self._store.set(key, "")
+            for key, value in (("clock", first), ("request", ""), ("asked", ""), ("exit", "")):
+                self._store.set(key, value)
         self._threads = [
             threading.Thread(target=self._talk, daemon=True, name="hang"),
             threading.Thread(target=self._leave_when_cut_off, daemon=True, name="hang link"),

@@ -2,7 +2,7 @@
 
 import os
 
-from spmd.ranks import arguments, report
+from spmd.ranks import arguments, end_megatron, report
 
 METADATA = {"non_homogeneous_layers": True, "singleton_local_shards": False}
 
@@ -37,7 +37,7 @@ def main() -> None:
         shape = read_model_shape(case["model"])
         layout = TrainLayout.of(ParallelConfig(**case["parallel"]), world.size)
         if parallel_state.model_parallel_is_initialized():
-            parallel_state.destroy_model_parallel()
+            end_megatron()
         start_parallel(layout, 1)
         model = build_model(shape, layout, transformer_config(shape, layout, torch.float32, True, False))
         shard = megatron_shard(shape, layout, world.rank)

@@ -46,3 +46,16 @@ def arguments() -> dict:
 def report(rank: int, value: dict) -> None:
     """In a rank: what the test will see."""
     (Path(os.environ["SPMD_TEST_DIR"]) / f"rank{rank}.json").write_text(json.dumps(value))
+
+
+def end_megatron() -> None:
+    """In a rank: end Megatron's process groups, and with them their threads: each looks at its sockets all the time."""
+    import torch.distributed as dist
+    from megatron.core import parallel_state
+
+    groups = [group for group in parallel_state._global_process_group_list or () if group is not None]
+    parallel_state.destroy_model_parallel()
+    dist.barrier()  # nobody is in one of their calls any more
+    for group in groups:
+        if group in dist.distributed_c10d._world.pg_map and group is not dist.group.WORLD:
+            dist.destroy_process_group(group)

@@ -1,5 +1,6 @@
 """A run that stands still ends by itself, and says which rank to look at and why: ranks that really hang."""
 
+import contextlib
 import json
 import os
 import re
@@ -86,15 +87,27 @@ def hung(tmp_path_factory):
     try:
         for (kind, rank), launcher in running.items():
             directory = root / f"{kind}{rank}"
-            status = launcher.wait(240)
+            status = launcher.wait(120)
             output = (directory / "output").read_text()
             assert (directory / "hang").is_dir(), output
             [report] = (directory / "hang").glob("*/report.txt")
             ended[kind, rank] = Hung(status, output, report.parent, report.read_text())
     finally:
         for launcher in running.values():
-            launcher.kill()
+            end_tree(launcher)
     return ended
+
+
+def end_tree(launcher: subprocess.Popen) -> None:
+    """Also ranks that are stopped."""
+    try:
+        below = psutil.Process(launcher.pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return
+    for process in below:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    launcher.kill()
 
 
 @pytest.mark.parametrize(("kind", "rank", "words"), KINDS)

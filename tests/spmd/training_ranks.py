@@ -4,7 +4,7 @@ import dataclasses
 import math
 import os
 
-from spmd.ranks import arguments, report
+from spmd.ranks import arguments, end_megatron, report
 
 LEARNING_RATE, EPSILON = 0.1, 1e-2
 
@@ -56,7 +56,7 @@ def main() -> None:
             rollout=dataclasses.replace(base.rollout, temperature=case.get("temperature", 0.8)),
         )
         if parallel_state.model_parallel_is_initialized():
-            parallel_state.destroy_model_parallel()
+            end_megatron()
         layout = TrainLayout.of(config.parallel, world.size)
         place = start_parallel(layout, 1)
         shard = megatron_shard(shape, layout, world.rank)

@@ -4,7 +4,7 @@ import hashlib
 import os
 from dataclasses import asdict, replace
 
-from spmd.ranks import arguments, report
+from spmd.ranks import arguments, end_megatron, report
 
 
 def refresh_with_one_wrong_element(worker, rank: int, parameter: str, element: int) -> str:
@@ -36,7 +36,6 @@ def main() -> None:
     from spmd_rl.patches.patch import apply_all
 
     apply_all(megatron_core.PATCHES + vllm.PATCHES, "cpu")
-    from megatron.core import parallel_state
     from vllm.distributed import parallel_state as groups_of_vllm
     from vllm.triton_utils import dispatcher
 
@@ -48,7 +47,7 @@ def main() -> None:
     found = []
     for case in arguments()["cases"]:
         found.append(_case(case, world, platform))
-        parallel_state.destroy_model_parallel()
+        end_megatron()
         # The first engine's kernels stay bound.
         dispatcher._rebind_kernels = lambda *arguments, **options: None
     report(world.rank, {"cases": found})
