@@ -96,12 +96,9 @@ class Bench:
         self.advantages, self.weights = dict.fromkeys(held, 0.1), dict.fromkeys(held, 1.0 / 64)
 
     def _all(self, value: Any) -> list[Any]:
-        import torch.distributed as dist
+        from spmd_rl.distributed.gather import gather
 
-        everyone = [value] * self.world.size
-        if self.world.size > 1:
-            dist.all_gather_object(everyone, value, group=self.world.payload)
-        return everyone
+        return gather(value, self.world.payload)
 
     def step(self) -> float:
         """One training step; its seconds."""
