@@ -48,10 +48,6 @@ _LOST = 1.5
 _watch: "Watch | None" = None
 
 
-class Hang(RuntimeError):
-    """What torchrun quotes of a rank that left with HUNG."""
-
-
 class Watch:
     """This rank's part. `directory`: of the run, seen by all ranks. `grading_seconds`: see Clock."""
 
@@ -396,12 +392,16 @@ def _to_stderr(text: str) -> None:
 
 
 def _exit(why: str) -> None:
-    if "TORCHELASTIC_ERROR_FILE" in os.environ:
-        from torch.distributed.elastic.multiprocessing.errors import get_error_handler
-
-        try:
-            raise Hang(why)  # torch writes down what is being handled
-        except Hang as error:
-            get_error_handler().record_exception(error)
+    # The main thread may be about to leave with an error of its own, and would begin torchrun's file on it anew.
+    if path := os.environ.pop("TORCHELASTIC_ERROR_FILE", ""):
+        said = {"message": f"Hang: {why}", "extraInfo": {"py_callstack": "", "timestamp": str(int(time.time()))}}
+        _within(_DISK_SECONDS, lambda: _write_whole(Path(path), json.dumps({"message": said})))
     processes.end_descendants()
     os._exit(HUNG)
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Whoever is writing there writes on into a file without a name."""
+    new = path.with_name(path.name + ".hang")
+    new.write_text(text, encoding="utf-8")
+    new.replace(path)
