@@ -394,8 +394,7 @@ def _to_stderr(text: str) -> None:
 def _exit(why: str) -> None:
     # The main thread may be about to leave with an error of its own, and would begin torchrun's file on it anew.
     if path := os.environ.pop("TORCHELASTIC_ERROR_FILE", ""):
-        reason = f"Hang: {why}"
-        said = {"message": reason, "extraInfo": {"py_callstack": reason, "timestamp": str(int(time.time()))}}
+        said = {"message": why, "extraInfo": {"py_callstack": why, "timestamp": str(int(time.time()))}}
         _within(_DISK_SECONDS, lambda: _write_whole(Path(path), json.dumps({"message": said})))
     processes.end_descendants()
     os._exit(HUNG)
