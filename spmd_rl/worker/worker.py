@@ -13,16 +13,13 @@ from spmd_rl.config.model_shape import ModelShape
 from spmd_rl.data.prompts import Prompt
 from spmd_rl.data.reading import Reader
 from spmd_rl.data.tickets import Scored
-from spmd_rl.distributed.commands import Commands
 from spmd_rl.distributed.exchange import exchange
-from spmd_rl.distributed.layout import RolloutLayout, TrainLayout
+from spmd_rl.distributed.layout import TrainLayout
 from spmd_rl.distributed.verb import verb
 from spmd_rl.distributed.whereabouts import at, move
 from spmd_rl.distributed.world import World
 from spmd_rl.platforms.platform import Platform
 from spmd_rl.rewards.pool import GraderPool
-from spmd_rl.rollout.engine import Engine
-from spmd_rl.rollout.requests import Sampling
 from spmd_rl.training.packing import Packed
 from spmd_rl.training.parallel import start_parallel
 from spmd_rl.training.trainer import Trainer
@@ -32,13 +29,13 @@ from spmd_rl.weights.load import load_shard
 from spmd_rl.worker.canary import TOLERANCE, Canary
 from spmd_rl.worker.footprint import Footprints
 from spmd_rl.worker.judge import Judge
+from spmd_rl.worker.rank import Rank
 from spmd_rl.worker.residency import Residency
-from spmd_rl.worker.rollouts import Rollouts
-from spmd_rl.worker.sample_store import SampleStore, from_wire, to_wire
+from spmd_rl.worker.sample_store import from_wire, to_wire
 from spmd_rl.worker.saving import Saving
 
 
-class Worker:
+class Worker(Rank):
     """One rank: its shard of the policy, its engine, its graders and its samples."""
 
     def __init__(
@@ -52,12 +49,9 @@ class Worker:
         pool: GraderPool,
         readers: Mapping[str, Reader] | None = None,
     ):
-        self.config, self.shape, self.platform, self.world = config, shape, platform, world
+        self.config, self.shape, self.platform = config, shape, platform
         self.footprints = Footprints()
-        self.prompts, self.tokenizer, self.pool = prompts, tokenizer, pool
         self.train_layout = TrainLayout.of(config.parallel, world.size)
-        self.rollout_layout = RolloutLayout.of(config.rollout, world.size)
-        self.replica = self.rollout_layout.replica(world.rank)
         self.place = start_parallel(self.train_layout, config.run.seed)
         device = torch.device(platform.device_type, *([world.local_rank] if platform.device_type != "cpu" else []))
         self.shard = megatron_shard(shape, self.train_layout, world.rank)
@@ -65,21 +59,9 @@ class Worker:
         self.judges = {
             name: Judge(config, name, reader, self.trainer, world) for name, reader in (readers or {}).items()
         }
-        move(doing="starts vLLM")
-        self.engine = Engine(
-            config.model.path,
-            shape,
-            config.model.dtype,
-            self.rollout_layout,
-            config.data.max_prompt_length + config.longest_response,
-            config.rollout.max_sequences,
-            int(config.rollout.cache_gib * 2**30),
-            config.rollout.block_tokens,
-            bool(config.rollout.stop),
-            config.run.seed + self.replica,
-            platform,
-            config.model.trust_remote_code,
-        )
+        # The trainer was there first: what vLLM finds free is left to it.
+        longest = config.data.max_prompt_length + config.longest_response
+        super().__init__(config, shape, platform, world, longest, prompts, tokenizer, pool)
         self.engine.sleep()
         move(doing="plans the refresh")
         bucket = config.rollout.refresh_bucket_mib
@@ -102,37 +84,17 @@ class Worker:
             platform.shares_prompts,
         )
         self.saving = Saving(self.trainer, self.shard, world)
-        self.store = SampleStore()
-        self.rollouts = Rollouts(
-            self.engine, self.rollout_layout, world.rank, prompts, tokenizer, pool, self.store, config.run.seed
-        )
         move(doing="")
         self.packs: list[list[Packed]] = []
         self.peaks = {"start": platform.peak_memory_bytes()}
-        self.done = False
 
     def _load(self, parameters: dict[str, torch.Tensor], path: str) -> None:
         load_shard(path, self.shard, parameters, self.shape)
 
-    def serve(self, commands: Commands) -> None:
-        """Do what rank 0 tells until it says stop."""
-        while not self.done:
-            name, arguments = commands.receive()
-            commands.answer(self.do(name, arguments))
-
-    def close(self) -> None:
-        """After the last verb, when all ranks are through with the others."""
-        self.pool.close()
-        self.engine.close()
-
     def do(self, name: str, arguments: dict[str, Any]) -> Any:
         """Do one verb, and remember the memory it took at its peak."""
-        method = getattr(self, name)
-        assert method.is_verb, name
         self.platform.reset_peak_memory()
-        move(verb=name)
-        answer = method(**arguments)
-        move(verb="")
+        answer = super().do(name, arguments)
         self.peaks[name] = max(self.peaks.get(name, 0), self.platform.peak_memory_bytes())
         return answer
 
@@ -147,20 +109,6 @@ class Worker:
     def to_training(self) -> float | None:
         self.residency.to_training()
         return self.canary.compare()
-
-    @verb
-    def generate(
-        self, split: str, rows: Sequence[int], step: int, samples_per_prompt: int, sampling: dict[str, Any]
-    ) -> dict[str, Any]:
-        return self.rollouts.generate(split, rows, step, samples_per_prompt, Sampling(**sampling))
-
-    @verb
-    def rewards(self) -> dict[str, Any]:
-        return self.rollouts.rewards()
-
-    @verb
-    def compare_answers(self, split: str, pairs: list[tuple[int, str, str]]) -> list[tuple[int, bool]]:
-        return self.rollouts.compare_answers(split, pairs)
 
     @verb
     def exchange(self, minibatches: list[list[list[list[list[int]]]]], share_prompts: bool) -> dict[str, int]:
@@ -228,16 +176,12 @@ class Worker:
         return asdict(learned)
 
     @verb
-    def conversations(self, ids: list[int], step: int) -> list[dict[str, Any]]:
-        return self.rollouts.conversations(ids, step)
-
-    @verb
     def write_conversations(self, directory: str, step: int) -> None:
         self.rollouts.write_conversations(directory, step)
 
     @verb
     def forget(self) -> None:
-        self.store.forget()
+        super().forget()
         self.packs = []
 
     @verb
@@ -280,7 +224,3 @@ class Worker:
     def costs(self) -> dict[str, dict[str, int]]:
         peaks, self.peaks = self.peaks, {}
         return {"peaks": peaks, "holds": asdict(self.footprints.now())}
-
-    @verb
-    def stop(self) -> None:
-        self.done = True
