@@ -47,7 +47,7 @@ class TrainingState:
     ) -> None:
         """`control`: a group for small things that the ranks tell each other; by default the one of all ranks."""
         self._policy, self._optimizer, self._control = policy, optimizer, control
-        self._directory = Path()
+        self._directory, self._note = Path(), _Note()
         self._group = parallel_state.get_data_parallel_group(with_context_parallel=True)
         self._calls = AsyncCallsQueue(persistent=False)
         for inner in optimizer.distributed:
@@ -64,9 +64,13 @@ class TrainingState:
         trained = sum(parameter.numel() for parameter in self._policy.parameters() if parameter.requires_grad)
         return (weights + 12 * trained) // self._group.size()
 
-    def begin_save(self, directory: Path) -> None:
-        """Save into a directory that exists and is empty. Complete when `finish_save` says so."""
+    def begin_save(self, directory: Path, broken: Callable[[], str] = str) -> None:
+        """Save into a directory that exists and is empty. Complete when `finish_save` says so.
+
+        `broken`: says why this rank's state must not be saved, or "". It is asked in the fork, while training goes on.
+        """
         failures.clear()
+        self._note = _Note()
         self._directory = directory
         state = self._sharded(loading=False)
         apply_factories(state)
@@ -81,13 +85,17 @@ class TrainingState:
         )
         self._saved_before = True
         if request.async_fn is not None:
-            request = request._replace(async_fn=partial(_as_writer, os.getpid(), request.async_fn))
+            write = partial(_as_writer, os.getpid(), self._note, broken, request.async_fn)
+            request = request._replace(async_fn=write)
+        else:  # other ranks write all that this one has
+            self._note.leave(broken())
         self._calls.schedule_async_request(request)
 
     def finish_save(self, wait: bool) -> bool:
         """Whether nothing is being saved any more.
 
-        Raises OSError on all ranks, with the reasons of each, when something could not be written.
+        Raises OSError on all ranks, with the reasons of each, when something could not be written, and RuntimeError on
+        a rank whose state must not be saved, with what `broken` said.
         """
         try:
             self._calls.maybe_finalize_async_calls(blocking=wait)
@@ -98,9 +106,13 @@ class TrainingState:
         else:
             written = self._calls.get_num_unfinalized_calls() == 0
         if written and self._directory != Path():
-            found = [why for part in gather([_first_line(error) for error in failures], self._control) for why in part]
+            broken = self._note.read()
+            mine = [broken] if broken else [_first_line(error) for error in failures]
+            found = [why for part in gather(mine, self._control) for why in part]
             place, self._directory = self._directory, Path()
             failures.clear()
+            if broken:
+                raise RuntimeError(broken)
             if found:
                 free = shutil.disk_usage(place).free
                 raise OSError(f"{place}: {'; '.join(found)}; {free:,} bytes are free there now")
@@ -154,12 +166,33 @@ def _first_line(error: BaseException) -> str:
     return (said if isinstance(error, OSError) or "[Errno" in said else f"{type(error).__name__}: {said}")[:300]
 
 
-def _as_writer(rank: int, write: Callable[..., None], *arguments: Any, **options: Any) -> None:
-    """Write in a forked process. It and the processes that it forks end with the rank: another attempt of the run
-    writes the same files anew, and one that was left behind would write into them.
+class _Note:
+    """A line that a fork leaves for the process it came from, in memory that both share."""
+
+    def __init__(self) -> None:
+        self._file = open(os.memfd_create("note"), "w+b")
+
+    def leave(self, text: str) -> None:
+        self._file.write(text.encode())
+        self._file.flush()
+
+    def read(self) -> str:
+        self._file.seek(0)
+        return self._file.read().decode()
+
+
+def _as_writer(
+    rank: int, note: _Note, broken: Callable[[], str], write: Callable[..., None], *arguments: Any, **options: Any
+) -> None:
+    """Write in a forked process, unless there is something broken. It and the processes that it forks end with the
+    rank: another attempt of the run writes the same files anew, and one that was left behind would write into them.
     """
     die_with_all(rank)
-    write(*arguments, **options)
+    torch.set_num_threads(1)  # the threads that the rank computed with are not in its fork
+    if why := broken():
+        note.leave(why)
+    else:
+        write(*arguments, **options)
 
 
 def _in_place(described: Any) -> Any:

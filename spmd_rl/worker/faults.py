@@ -215,11 +215,11 @@ class Faults:
         state = self.worker.saving._state
         begin_save = state.begin_save
 
-        def full(directory: Path) -> None:
+        def full(directory: Path, *given: Any) -> None:
             del state.begin_save
             for number in range(_FILES):
                 (directory / f"__{self.rank}_{number}.distcp").symlink_to("/dev/full")
-            begin_save(directory)
+            begin_save(directory, *given)
 
         # Every write to /dev/full fails as on a full disk, in the kernel.
         return "finds no space left for what it saves", lambda: setattr(state, "begin_save", full)

@@ -45,14 +45,12 @@ class Saving:
     def begin(self, directory: Path) -> None:
         """Write into a directory that all ranks see; training may go on when this returns.
 
-        Raises RuntimeError where weights or the optimizer's state are not finite: nothing could go on from them.
+        Raises RuntimeError where weights or the optimizer's state are not finite: nothing could go on from them. Where
+        they are in the host's memory, the writers look, and `progress` raises it.
         """
-        broken = self._trainer.broken()
-        if broken:
-            raise RuntimeError(
-                f"rank {self._world.rank}: {broken} holds values that are not finite, so nothing is saved; older "
-                "checkpoints are as they were, and the run can go on from the newest of them"
-            )
+        on_host = all(parameter.device.type == "cpu" for parameter in self._trainer.parameters().values())
+        if not on_host and (broken := self._broken()):  # a fork can't read them there
+            raise RuntimeError(broken)
         self._hashing, mine = None, None
         try:
             if self._world.rank == 0:
@@ -66,10 +64,21 @@ class Saving:
             # They are made anew in the next step. A fork that had them would keep them in memory until it has written.
             self._trainer.gradients.release()
             with at("copies its state for a checkpoint"):
-                self._state.begin_save(directory / WEIGHTS)
+                self._state.begin_save(directory / WEIGHTS, self._broken if on_host else str)
+
+    def _broken(self) -> str:
+        """Why this rank's state must not be saved; "" for a sound one."""
+        name = self._trainer.broken()
+        return name and (
+            f"rank {self._world.rank}: {name} holds values that are not finite, so nothing is saved; older "
+            "checkpoints are as they were, and the run can go on from the newest of them"
+        )
 
     def progress(self, wait: bool) -> dict[str, Any]:
-        """Whether what was begun is written, what failed, and whether this rank was asked to save and end."""
+        """Whether what was begun is written, what failed, and whether this rank was asked to save and end.
+
+        Raises RuntimeError where what was to be saved is not finite.
+        """
         written, failed, self._failed = True, self._failed, None
         try:
             written = self._wait() if wait else self._state.finish_save(False)
