@@ -63,7 +63,10 @@ def main() -> None:
         saving.begin(directory)
         if in_the_way:  # where rank 0 alone will write, at the end
             together(lambda: (directory / "training" / in_the_way).mkdir())
-        outcome = saving.progress(wait=True)
+        try:
+            outcome = saving.progress(wait=True)
+        except RuntimeError as error:  # of one rank alone
+            outcome = {"written": True, "failed": f"raised: {error}"}
         dist.barrier(group=world.payload)
         assert outcome["written"]
         rank_files_bytes = sum(-(-file.stat().st_size // 4096) * 4096 for file in directory.glob("random_*"))
@@ -79,6 +82,16 @@ def main() -> None:
         for found in directory.iterdir():
             shutil.rmtree(found) if found.is_dir() else found.unlink()
 
+    def unsound(part: str, rank: int, value: str) -> None:
+        """Of a rank's first parameter, or of its first moment: one element."""
+        if world.rank == rank:
+            tensors = trainer.parameters().items() if part == "weight" else trainer.optimizer.tensors()
+            kept = next(tensor for name, tensor in tensors if part == "weight" or part in name)
+            flat = kept.detach().view(-1)
+            undo.append((flat, flat[:1].clone()))
+            flat[0] = float(value)
+
+    undo: list = []
     for act, place, *more in asked["steps"]:
         directory = Path(place)
         match act:
@@ -98,6 +111,12 @@ def main() -> None:
                 together(set_trap, directory, more[0], Path(more[1]))
             case "harm":
                 together(HARMS[more[0]], directory / more[1])
+            case "unsound":
+                unsound(*more)
+            case "sound":
+                while undo:
+                    flat, was = undo.pop()
+                    flat[:1] = was
             case "gather":
                 said.append(
                     gather([world.rank, "é" * world.rank * 999, None, b"\x00", {"a": (1.5, 2**40)}], world.payload)

@@ -23,6 +23,7 @@ HARMED = [
     ("training/__1_0.distcp", "cut"),
     ("random_00000.json", "cut"),
 ]
+UNSOUND = [("weight", 1, "nan"), ("exp_avg_sq", 0, "inf")]
 
 
 @contextlib.contextmanager
@@ -88,6 +89,12 @@ def outcomes(tiny_models, tmp_path_factory):
             do("", "clear", disk)
         do("after all", "save", disk / "e")
         do("after all: load", "load", disk / "e")
+        do("", "clear", disk)
+        for part, rank, value in UNSOUND:
+            do("", "unsound", disk, part, rank, value)
+            do(f"{part} {value}", "save", root / f"{part} {value}")
+            do("", "sound", disk)
+        do("sound again", "save", disk / "f")
         do("children", "children", disk)
         reports = run_ranks("spmd.checkpoint_ranks", 2, {"model": tiny_models["qwen3"], "steps": steps}, 300)
         said = {name: [report["said"][at] for report in reports] for at, name in enumerate(names)}
@@ -136,8 +143,20 @@ def test_a_full_disk_is_told_by_all_ranks_alike_whatever_was_being_written(outco
         assert one == other and words in one, (name, one, other)
 
 
+@pytest.mark.parametrize(("part", "rank", "value"), UNSOUND)
+def test_what_is_not_finite_is_not_saved_and_its_rank_and_name_are_told(outcomes, part, rank, value):
+    said, root = outcomes
+    name = f"{part} {value}"
+    own, other = said[name][rank], said[name][1 - rank]
+    words = f"rank {rank}: "
+    assert own.startswith(f"raised: {words}") and "holds values that are not finite, so nothing is saved" in own
+    assert part == "weight" or part in own
+    assert words in other and "holds values that are not finite" in other
+    assert not list((root / name / "training").glob(f"__{rank}_*"))
+
+
 def test_the_next_save_works_and_no_process_stays(outcomes):
     said, _ = outcomes
-    for name in ("room again", "after all", "after all: load"):
+    for name in ("room again", "after all", "after all: load", "sound again"):
         assert said[name] == [None, None], name
     assert said["children"] == [[], []]
