@@ -14,7 +14,7 @@ from typing import IO, Any
 import torch
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 
-from spmd_rl.patches.patch import Patch
+from spmd_rl.patches.patch import EVERYWHERE, MEGATRON_CORE, Patch
 
 _TORCH = "https://github.com/pytorch/pytorch/blob/v2.13.0/torch/distributed/checkpoint"
 _MEGATRON = "https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/dist_checkpointing"
@@ -150,9 +150,9 @@ def _plain_common(original: Any) -> Any:
 PATCHES = (
     Patch(
         package="megatron-core",
-        versions=">=0.16.1,<0.17",
+        versions=MEGATRON_CORE,
         target="torch.distributed.checkpoint.filesystem:FileSystemReader.read_metadata",
-        platforms=("cpu", "cuda", "npu"),
+        platforms=EVERYWHERE,
         reason="torch unpickles the index of a checkpoint without limits, which runs whatever is written there",
         upstream=f"{_TORCH}/filesystem.py#L930",
         until="torch reads the index with an unpickler that knows what it may name, or stores it in another form",
@@ -160,9 +160,9 @@ PATCHES = (
     ),
     Patch(
         package="megatron-core",
-        versions=">=0.16.1,<0.17",
+        versions=MEGATRON_CORE,
         target="torch.distributed.checkpoint.default_planner:DefaultLoadPlanner.load_bytes",
-        platforms=("cpu", "cuda", "npu"),
+        platforms=EVERYWHERE,
         reason="torch loads the objects in a checkpoint with weights_only=False, which runs whatever is written there",
         upstream=f"{_TORCH}/default_planner.py#L387",
         until="torch loads them with weights_only=True",
@@ -170,9 +170,9 @@ PATCHES = (
     ),
     Patch(
         package="megatron-core",
-        versions=">=0.16.1,<0.17",
+        versions=MEGATRON_CORE,
         target="megatron.core.dist_checkpointing.strategies.common:TorchCommonLoadStrategy.load_common",
-        platforms=("cpu", "cuda", "npu"),
+        platforms=EVERYWHERE,
         reason="Megatron-Core leaves to torch's default, which the environment can change, whether common.pt may run code",
         upstream=f"{_MEGATRON}/strategies/common.py#L68",
         until="Megatron-Core loads common.pt with weights_only=True",

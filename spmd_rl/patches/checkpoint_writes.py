@@ -12,13 +12,12 @@ import queue
 import struct
 from typing import Any
 
-from spmd_rl.patches.patch import Patch
+from spmd_rl.patches.patch import EVERYWHERE, MEGATRON_CORE, Patch
 
 failures: list[Exception] = []
 """What could not be written by this rank since this was emptied."""
 
 _SOURCE = "https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/dist_checkpointing"
-_EVERYWHERE = ("cpu", "cuda", "npu")
 
 
 def _remembered(original: Any) -> Any:
@@ -81,9 +80,9 @@ def _ending_writers(original: Any) -> Any:
 PATCHES = (
     Patch(
         package="megatron-core",
-        versions=">=0.16.1,<0.17",
+        versions=MEGATRON_CORE,
         target="megatron.core.dist_checkpointing.strategies.filesystem_async:_get_write_results_queue",
-        platforms=_EVERYWHERE,
+        platforms=EVERYWHERE,
         reason="the results of writing a checkpoint go through a server process that is spawned for it: it takes seconds to "
         "start, and stays when its rank is killed",
         upstream=f"{_SOURCE}/strategies/filesystem_async.py#L51",
@@ -92,10 +91,10 @@ PATCHES = (
     ),
     Patch(
         package="megatron-core",
-        versions=">=0.16.1,<0.17",
+        versions=MEGATRON_CORE,
         target="megatron.core.dist_checkpointing.strategies.filesystem_async:"
         "FileSystemWriterAsync.write_preloaded_data_multiproc",
-        platforms=_EVERYWHERE,
+        platforms=EVERYWHERE,
         reason="when one of a rank's writers failed, another can wait for ever for its results to be taken, and with it the "
         "process that waits for both",
         upstream=f"{_SOURCE}/strategies/filesystem_async.py#L288",
@@ -105,9 +104,9 @@ PATCHES = (
     *(
         Patch(
             package="megatron-core",
-            versions=">=0.16.1,<0.17",
+            versions=MEGATRON_CORE,
             target=target,
-            platforms=_EVERYWHERE,
+            platforms=EVERYWHERE,
             reason=f"rank 0 alone writes {what}; when the disk is full it raises there, and the others wait for it in the "
             "next collective",
             upstream=f"{_SOURCE}/{source}",

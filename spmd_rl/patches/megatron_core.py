@@ -6,9 +6,8 @@ import torch
 
 from spmd_rl.patches import checkpoint_pickles, checkpoint_writes
 from spmd_rl.patches.cpu_torch import host_torch
-from spmd_rl.patches.patch import Patch
+from spmd_rl.patches.patch import EVERYWHERE, MEGATRON_CORE, Patch
 
-_VERSIONS = ">=0.16.1,<0.17"
 _SOURCE = "https://github.com/NVIDIA/Megatron-LM/tree/core_v0.16.1/megatron/core"
 
 
@@ -112,7 +111,7 @@ def _fill_states(original: Any) -> Any:
 PATCHES = (
     Patch(
         package="megatron-core",
-        versions=_VERSIONS,
+        versions=MEGATRON_CORE,
         target="megatron.core.*:torch",
         platforms=("cpu",),
         reason="Megatron-Core asks torch.cuda for devices, streams and events, and a CPU build of torch has none",
@@ -122,7 +121,7 @@ PATCHES = (
     ),
     Patch(
         package="megatron-core",
-        versions=_VERSIONS,
+        versions=MEGATRON_CORE,
         target="torch:Tensor.cuda",
         platforms=("cpu",),
         reason="Megatron-Core moves tensors with .cuda(), which raises in a CPU build of torch",
@@ -132,7 +131,7 @@ PATCHES = (
     ),
     Patch(
         package="megatron-core",
-        versions=_VERSIONS,
+        versions=MEGATRON_CORE,
         target="torch:nn.Module.cuda",
         platforms=("cpu",),
         reason="Megatron-Core moves modules with .cuda(), which raises in a CPU build of torch",
@@ -142,7 +141,7 @@ PATCHES = (
     ),
     Patch(
         package="megatron-core",
-        versions=_VERSIONS,
+        versions=MEGATRON_CORE,
         target="torch:Tensor.type",
         platforms=("cpu",),
         reason="Megatron-Core's optimizers compare tensor.type() with 'torch.cuda.FloatTensor' and refuse anything else",
@@ -152,7 +151,7 @@ PATCHES = (
     ),
     Patch(
         package="megatron-core",
-        versions=_VERSIONS,
+        versions=MEGATRON_CORE,
         target="megatron.core.tensor_parallel.random:_get_cuda_rng_state",
         platforms=("cpu",),
         reason="the random-state tracker reads a CUDA generator, and a CPU has only torch's own",
@@ -162,7 +161,7 @@ PATCHES = (
     ),
     Patch(
         package="megatron-core",
-        versions=_VERSIONS,
+        versions=MEGATRON_CORE,
         target="megatron.core.tensor_parallel.random:_set_cuda_rng_state",
         platforms=("cpu",),
         reason="the random-state tracker writes a CUDA generator, and a CPU has only torch's own",
@@ -172,7 +171,7 @@ PATCHES = (
     ),
     Patch(
         package="megatron-core",
-        versions=_VERSIONS,
+        versions=MEGATRON_CORE,
         target="megatron.core.jit:jit_fuser",
         platforms=("cpu", "npu"),
         reason="fused functions are compiled with torch.compile at their first call, minutes of C++ on a CPU and no backend on an NPU",
@@ -182,9 +181,9 @@ PATCHES = (
     ),
     Patch(
         package="megatron-core",
-        versions=_VERSIONS,
+        versions=MEGATRON_CORE,
         target="megatron.core.transformer.moe.moe_utils:te_general_gemm",
-        platforms=("cpu", "cuda", "npu"),
+        platforms=EVERYWHERE,
         reason="the router asks whether te_general_gemm is None, a name that is never bound without Transformer Engine",
         upstream=f"{_SOURCE}/transformer/moe/moe_utils.py#L34",
         until="Megatron-Core binds the name where it also catches the failed import",
@@ -192,7 +191,7 @@ PATCHES = (
     ),
     Patch(
         package="megatron-core",
-        versions=_VERSIONS,
+        versions=MEGATRON_CORE,
         target="megatron.core.transformer.moe.token_dispatcher:maybe_move_tensor_to_cpu",
         platforms=("cpu",),
         reason="the counts of tokens for each expert become numbers only on their way from a GPU, and a host's stay "
@@ -203,9 +202,9 @@ PATCHES = (
     ),
     Patch(
         package="megatron-core",
-        versions=_VERSIONS,
+        versions=MEGATRON_CORE,
         target="megatron.core.transformer.multi_latent_attention:HAVE_TE",
-        platforms=("cpu", "cuda", "npu"),
+        platforms=EVERYWHERE,
         reason="without Transformer Engine its import succeeds with empty names, and latent attention then asks "
         "isinstance of None; our layers have nothing of it",
         upstream=f"{_SOURCE}/transformer/multi_latent_attention.py#L51",
@@ -214,7 +213,7 @@ PATCHES = (
     ),
     Patch(
         package="megatron-core",
-        versions=_VERSIONS,
+        versions=MEGATRON_CORE,
         target="megatron.core.tensor_parallel.mappings:_gather_along_first_dim",
         platforms=("cpu",),
         reason="experts shared by several ranks gather unequal numbers of tokens, and gloo gathers equal ones only",
@@ -224,7 +223,7 @@ PATCHES = (
     ),
     Patch(
         package="megatron-core",
-        versions=_VERSIONS,
+        versions=MEGATRON_CORE,
         target="megatron.core.tensor_parallel.mappings:_reduce_scatter_along_first_dim",
         platforms=("cpu",),
         reason="experts shared by several ranks scatter unequal numbers of tokens, and gloo scatters equal ones only",
@@ -234,9 +233,9 @@ PATCHES = (
     ),
     Patch(
         package="megatron-core",
-        versions=_VERSIONS,
+        versions=MEGATRON_CORE,
         target="megatron.core.optimizer.distrib_optimizer:DistributedOptimizer._set_main_param_and_optimizer_states",
-        platforms=("cpu", "cuda", "npu"),
+        platforms=EVERYWHERE,
         reason="a checkpoint has one count of steps for all parameters, and without Transformer Engine or Apex the Adam is "
         "torch's, which keeps one for each: loading then asks the checkpoint for a tensor of it",
         upstream=f"{_SOURCE}/optimizer/distrib_optimizer.py#L911",

@@ -10,6 +10,11 @@ from typing import Any
 
 from packaging.specifiers import SpecifierSet
 
+EVERYWHERE = ("cpu", "cuda", "npu")
+"""All platforms."""
+MEGATRON_CORE = ">=0.16.1,<0.17"
+"""The versions of Megatron-Core that its patches were made for."""
+
 
 @dataclass(frozen=True)
 class Patch:
