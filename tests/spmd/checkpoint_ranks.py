@@ -2,26 +2,18 @@
 
 import dataclasses
 import json
-import os
 import shutil
 from pathlib import Path
 
 from spmd.hostile import HARMS, set_trap
-from spmd.ranks import arguments, report
+from spmd.ranks import arguments, ready, report
 
 
 def main() -> None:
     from spmd_rl.config.config import Config, ModelConfig
     from spmd_rl.config.model_shape import read_model_shape
-    from spmd_rl.platforms.platform import current
 
-    platform = current("cpu")
-    for name, value in platform.environment.items():
-        os.environ.setdefault(name, value)
-    from spmd_rl.patches import megatron_core
-    from spmd_rl.patches.patch import apply_all
-
-    apply_all(megatron_core.PATCHES, "cpu")
+    platform = ready("megatron_core")
     import psutil
     import torch
     import torch.distributed as dist

@@ -2,22 +2,15 @@
 
 import os
 
-from spmd.ranks import arguments, end_megatron, report
+from spmd.ranks import arguments, end_megatron, ready, report
 
 METADATA = {"non_homogeneous_layers": True, "singleton_local_shards": False}
 
 
 def main() -> None:
     from spmd_rl.config.model_shape import read_model_shape
-    from spmd_rl.platforms.platform import current
 
-    platform = current("cpu")
-    for name, value in platform.environment.items():
-        os.environ.setdefault(name, value)
-    from spmd_rl.patches import megatron_core
-    from spmd_rl.patches.patch import apply_all
-
-    apply_all(megatron_core.PATCHES, "cpu")
+    platform = ready("megatron_core")
     import torch
     from megatron.core import dist_checkpointing, parallel_state
 

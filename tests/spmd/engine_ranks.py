@@ -3,22 +3,14 @@
 import gc
 import os
 
-from spmd.ranks import arguments, report
+from spmd.ranks import arguments, ready, report
 
 TEMPERATURE = 0.8
 RESPONSE = 8
 
 
 def main() -> None:
-    from spmd_rl.platforms.platform import current
-
-    platform = current("cpu")
-    for name, value in platform.environment.items():
-        os.environ.setdefault(name, value)
-    from spmd_rl.patches import vllm
-    from spmd_rl.patches.patch import apply_all
-
-    apply_all(vllm.PATCHES, "cpu")
+    platform = ready("vllm")
     from vllm.distributed import parallel_state
     from vllm.triton_utils import dispatcher
 

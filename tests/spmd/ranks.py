@@ -1,11 +1,13 @@
 """Starts a script on several CPU ranks and brings back what each rank reports."""
 
+import importlib
 import json
 import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -46,6 +48,19 @@ def arguments() -> dict:
 def report(rank: int, value: dict) -> None:
     """In a rank: what the test will see."""
     (Path(os.environ["SPMD_TEST_DIR"]) / f"rank{rank}.json").write_text(json.dumps(value))
+
+
+def ready(*libraries: str) -> Any:
+    """In a rank, before it imports them: the CPU platform, its environment set and the libraries' patches applied."""
+    from spmd_rl.patches.patch import apply_all
+    from spmd_rl.platforms.platform import current
+
+    platform = current("cpu")
+    for name, value in platform.environment.items():
+        os.environ.setdefault(name, value)
+    patches = [importlib.import_module(f"spmd_rl.patches.{library}").PATCHES for library in libraries]
+    apply_all([patch for some in patches for patch in some], platform.name)
+    return platform
 
 
 def end_megatron() -> None:

@@ -2,9 +2,8 @@
 
 import dataclasses
 import math
-import os
 
-from spmd.ranks import arguments, end_megatron, report
+from spmd.ranks import arguments, end_megatron, ready, report
 
 LEARNING_RATE, EPSILON = 0.1, 1e-2
 
@@ -12,15 +11,8 @@ LEARNING_RATE, EPSILON = 0.1, 1e-2
 def main() -> None:
     from spmd_rl.config.config import Config, ModelConfig
     from spmd_rl.config.model_shape import read_model_shape
-    from spmd_rl.platforms.platform import current
 
-    platform = current("cpu")
-    for name, value in platform.environment.items():
-        os.environ.setdefault(name, value)
-    from spmd_rl.patches import megatron_core
-    from spmd_rl.patches.patch import apply_all
-
-    apply_all(megatron_core.PATCHES, "cpu")
+    platform = ready("megatron_core")
     import torch
     from megatron.core import parallel_state
 

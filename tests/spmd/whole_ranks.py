@@ -4,7 +4,7 @@ import hashlib
 import os
 from dataclasses import asdict, replace
 
-from spmd.ranks import arguments, end_megatron, report
+from spmd.ranks import arguments, end_megatron, ready, report
 
 
 def refresh_with_one_wrong_element(worker, rank: int, parameter: str, element: int) -> str:
@@ -27,15 +27,8 @@ def refresh_with_one_wrong_element(worker, rank: int, parameter: str, element: i
 
 
 def main() -> None:
-    from spmd_rl.platforms.platform import current
 
-    platform = current("cpu")
-    for name, value in platform.environment.items():
-        os.environ.setdefault(name, value)
-    from spmd_rl.patches import megatron_core, vllm
-    from spmd_rl.patches.patch import apply_all
-
-    apply_all(megatron_core.PATCHES + vllm.PATCHES, "cpu")
+    platform = ready("megatron_core", "vllm")
     from vllm.distributed import parallel_state as groups_of_vllm
     from vllm.triton_utils import dispatcher
 
