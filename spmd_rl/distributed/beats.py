@@ -197,6 +197,18 @@ def waits_in(frame: FrameType | None) -> str:
         frame = frame.f_back
     if name or inner is None:
         return name
-    line = linecache.getline(inner.f_code.co_filename, inner.f_lineno or 0)  # None between two lines
-    found = _WAITS.search(line)
+    found = _WAITS.search(_line(inner.f_code.co_filename, inner.f_lineno or 0))  # None between two lines
     return found[1] if found else ""
+
+
+_read: set[str] = set()
+
+
+def _line(file: str, number: int) -> str:
+    """A line of a source file that was read before; "" until then: the disk may be what hangs, and we must not."""
+    if file not in _read:
+        _read.add(file)
+        threading.Thread(target=linecache.getlines, args=(file,), daemon=True).start()
+    kept = linecache.cache.get(file, ())
+    lines = kept[2] if len(kept) > 2 else ()
+    return lines[number - 1] if 0 < number <= len(lines) else ""

@@ -45,8 +45,8 @@ class Clock:
     configured is never shorter while graders are waited for.
     """
 
-    def __init__(self, config: HangConfig, size: int, now: float, grading_seconds: float = 0.0) -> None:
-        self.config, self.size = config, size
+    def __init__(self, config: HangConfig, now: float, grading_seconds: float = 0.0) -> None:
+        self.config = config
         self.grading_seconds = grading_seconds
         self.seen: dict[int, Sight] = {}
         self.longest: dict[str, float] = {}
@@ -123,6 +123,10 @@ class Clock:
             return None
         reason = f"no rank has got on for {deadline:g} s, the deadline of {source}"
         return self._once("still", Expired(reason, still - deadline))
+
+    def forget(self) -> None:
+        """What `expired` told last could not be said: it tells it again."""
+        self._told = None
 
     def _once(self, what: object, expired: Expired) -> Expired | None:
         if self._told == what:

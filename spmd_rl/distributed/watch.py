@@ -4,6 +4,7 @@ Everything happens on threads of their own and through the launcher's store, so 
 blocked in C. Rank 0 keeps the clock; while its own signs of life stand still, the lowest rank that lives does.
 """
 
+import contextlib
 import faulthandler
 import json
 import os
@@ -26,6 +27,7 @@ from spmd_rl.distributed import processes
 from spmd_rl.distributed.beats import STOPPED_SECONDS, Beat, Legacy, Pulse
 from spmd_rl.distributed.clock import Clock, Expired, Sight, ranks_named
 from spmd_rl.distributed.hang_report import Standing, judge, report
+from spmd_rl.distributed.last_words import ERROR_FILE, leave
 from spmd_rl.distributed.whereabouts import WAITS, move
 from spmd_rl.distributed.world import World
 
@@ -63,7 +65,7 @@ class Watch:
         self._legacy = Legacy(signal.SIGUSR2)
         self._pulse = Pulse(self.rank, self._legacy.stacks, self._legacy.place)
         now = time.monotonic()
-        self._clock = Clock(config, self.size, now, grading_seconds)
+        self._clock = Clock(config, now, grading_seconds)
         self._here: set[int] = set()
         """Ranks whose first beat is in the store."""
         self._keeper = Sight(Beat(0, -1), now)
@@ -194,14 +196,19 @@ class Watch:
             self._store.set("asked", "")
             expired = expired or Expired(asked, 0.0)
         if expired is not None:
-            self._report(expired, now)
+            try:
+                self._report(expired, now)
+            except BaseException:
+                self._clock.forget()
+                raise
 
     def _report(self, expired: Expired, found: float) -> None:
         """Have all ranks write their stacks, say what is wrong, and end the run if that is wanted."""
         stamp = datetime.now().strftime("%Y%m%d_%H%M%S")
         place = (self.directory or Path(tempfile.gettempdir()) / "spmd_rl") / "hang" / stamp
         if not _within(_DISK_SECONDS, lambda: place.mkdir(parents=True, exist_ok=True)):
-            place = Path(tempfile.mkdtemp(prefix="spmd_rl_hang_"))
+            with contextlib.suppress(OSError):  # no disk at all: what is said on the console is left
+                place = Path(tempfile.mkdtemp(prefix="spmd_rl_hang_"))
         seen = self._clock.seen
         suspects = set(expired.silent) | {r for r in seen if seen[r].silent_seconds(found) > _SUSPECT_SECONDS}
         by_machine: dict[str, list[int]] = {}
@@ -214,7 +221,7 @@ class Watch:
         ]
         asked = set(seen) - set(expired.silent)
         answers = self._ask({"directory": str(place), "examine": examine}, asked, found + _ANSWER_SECONDS)
-        told = {int(rank): told for answer in answers.values() for rank, told in answer.items()}
+        told = {int(rank): told for answer in answers.values() for rank, told in answer["examined"].items()}
         silent = (suspects - set(answers)) | set(expired.silent)
         now = time.monotonic()
         standings = []
@@ -229,7 +236,7 @@ class Watch:
         verdict = judge(standings)
         stacks = {rank: answer["stack"] for rank, answer in told.items()}
         late = expired.late_seconds + now - found
-        missing = sorted(asked - silent - set(answers))
+        missing = sorted(asked - silent - {rank for rank, answer in answers.items() if answer["wrote"]})
         end = f"reported {late:.1f} s after the deadline"
         if missing:
             end += f"; {ranks_named(missing)} wrote no stacks"
@@ -279,24 +286,26 @@ class Watch:
         """Do what the keeper of the clock asks, once; say in the store that it is done."""
         if self._answered == text:
             return
-        self._answered = text
         if not text:
+            self._answered = text
             return
         request = json.loads(text)
         for one in request.get("kill", ()):
             if one["by"] == self.rank:
                 processes.end_with_descendants(one["beat"]["process"], one["beat"].get("begun", 0))
-        examined = {}
+        examined, wrote = {}, False
         if "directory" in request:
             place = Path(request["directory"])
-            _within(_DISK_SECONDS, lambda: self._write_stacks(place))
+            wrote = _within(_DISK_SECONDS, lambda: self._write_stacks(place))
             for one in request["examine"]:
                 if one["by"] == self.rank:
                     beat = msgspec.convert(one["beat"], Beat)
                     examined[beat.rank] = self._look_at(beat, place)
-        self._store.set(f"answer/{request['id']}/{self.rank}", json.dumps(examined))
+        self._store.set(f"answer/{request['id']}/{self.rank}", json.dumps({"examined": examined, "wrote": wrote}))
+        self._answered = text
 
     def _write_stacks(self, place: Path) -> None:
+        place.mkdir(parents=True, exist_ok=True)  # on this node
         with open(place / _stacks_file(self.rank), "w", encoding="utf-8") as file:
             file.write(_header(self._pulse.beat()))
             file.flush()
@@ -392,16 +401,8 @@ def _to_stderr(text: str) -> None:
 
 
 def _exit(why: str) -> None:
-    # The main thread may be about to leave with an error of its own, and would begin torchrun's file on it anew.
-    if path := os.environ.pop("TORCHELASTIC_ERROR_FILE", ""):
-        said = {"message": why, "extraInfo": {"py_callstack": why, "timestamp": str(int(time.time()))}}
-        _within(_DISK_SECONDS, lambda: _write_whole(Path(path), json.dumps({"message": said})))
+    # The main thread may be about to leave with an error of its own, which is not the reason.
+    file = os.environ.pop(ERROR_FILE, "")
+    _within(_DISK_SECONDS, lambda: leave(why, why, file))
     processes.end_descendants()
     os._exit(HUNG)
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """Whoever is writing there writes on into a file without a name."""
-    new = path.with_name(path.name + ".hang")
-    new.write_text(text, encoding="utf-8")
-    new.replace(path)

@@ -15,7 +15,7 @@ class Run:
 
     def __init__(self, ranks: int = 3, config: HangConfig = CONFIG, least: float = 0.0):
         self.now = 1000.0
-        self.clock = Clock(config, ranks, self.now, least)
+        self.clock = Clock(config, self.now, least)
         self.places = {rank: {"since": self.now} for rank in range(ranks)}
         self.silent: set[int] = set()
         self.numbers = dict.fromkeys(range(ranks), 0)
