@@ -25,7 +25,7 @@ from spmd_rl.config.secrets import hide_in
 from spmd_rl.controller.benchmark import Benchmark
 from spmd_rl.controller.checkpoints import Saved
 from spmd_rl.controller.keeper import Preempted
-from spmd_rl.controller.run_log import CHECKPOINTS, RunLog, require_wandb_key
+from spmd_rl.controller.run_log import RunLog, require_wandb_key
 from spmd_rl.data.order import PromptOrder
 from spmd_rl.distributed.asked import listen
 from spmd_rl.distributed.environment import (
@@ -49,7 +49,7 @@ class Story:
     data_parallel: int
     share_prompts: bool
     resumed: Saved | None = None
-    """The checkpoint that the ranks have taken up."""
+    """The checkpoint whose story goes on."""
 
 
 Tell = Callable[[Config, Any, Story, Any], None]
@@ -79,10 +79,11 @@ def launch(
     with refusing():
         settings = configure(sys.argv[1:] if arguments is None else arguments)
     _exit_on_signals(before_exit)
+    from spmd_rl.distributed.last_words import LastWords
     from spmd_rl.distributed.peers import naming_peers
     from spmd_rl.distributed.watch import reporting_timeouts
 
-    record(hiding_secrets(naming_peers(reporting_timeouts(live))))(settings)
+    record(hiding_secrets(naming_peers(reporting_timeouts(live))), LastWords())(settings)
 
 
 def hiding_secrets(act: Callable[[Any], None]) -> Callable[[Any], None]:
@@ -157,10 +158,12 @@ def run(config: Config, shape: ModelShape, tell: Tell) -> None:
         from spmd_rl.distributed import world as worlds
 
         world = worlds.start(platform, config.run.collective_timeout_seconds)
+        from spmd_rl.distributed.gather import gather
         from spmd_rl.resume import resume_point
 
         run_dir = Path(config.run.dir or f"runs/{config.run.name}")
-        faults = _faults(config, run_dir, world.rank)
+        restarts = max(gather(restarts_from_environment(), world.payload))  # torchrun counts on each node for itself
+        faults = _faults(config, run_dir, world.rank, restarts)
         watch = watch_ranks(config, world, run_dir)
         with at("looks for a checkpoint to go on from"):
             resumed, said = resume_point(config, run_dir, world)
@@ -172,12 +175,12 @@ def run(config: Config, shape: ModelShape, tell: Tell) -> None:
     gc.enable()
     lines = applied + loaded.notes + notes(config, world.size) + said
     lines += [f"reward model {name}: reads {reader.described()}" for name, reader in readers.items()]
-    log = _start_log(config, run_dir, world.size, lines, resumed) if world.rank == 0 else None
+    log = _start_log(config, run_dir, world, lines, resumed, restarts) if world.rank == 0 else None
     try:
         worker = Worker(config, shape, platform, world, loaded.prompts, loaded.tokenizer, pool, readers)
         if resumed is not None:
-            with at(f"loads {resumed.path}"):
-                worker.saving.load(resumed.path, config.checkpoint.load == "weights")
+            with at(f"loads {resumed.saved.path}"):
+                worker.saving.load(resumed.saved.path, resumed.only_weights)
         if faults is not None:
             faults.attach(worker)
     except ValueError as error:
@@ -193,7 +196,7 @@ def run(config: Config, shape: ModelShape, tell: Tell) -> None:
             benchmarks=loaded.benchmarks,
             data_parallel=config.parallel.data(world.size),
             share_prompts=config.train.share_prompts and platform.shares_prompts,
-            resumed=resumed,
+            resumed=None if resumed is None or resumed.only_weights else resumed.saved,
         )
         with log:
             try:
@@ -241,13 +244,13 @@ def attend(
         dist.destroy_process_group()
 
 
-def _faults(config: Config, run_dir: Path, rank: int) -> Any:
+def _faults(config: Config, run_dir: Path, rank: int, restarts: int) -> Any:
     """What this rank was asked to suffer, if anything; it may strike from now on."""
     if not config.inject:
         return None
     from spmd_rl.worker.faults import Faults
 
-    return Faults(config, run_dir, rank)
+    return Faults(config, run_dir, rank, restarts)
 
 
 def _check_weights(config: Config, shape: ModelShape) -> None:
@@ -344,22 +347,26 @@ def start_graders(config: Config, prompt: Any) -> Any:
     return pool
 
 
-def _start_log(config: Config, run_dir: Path, world_size: int, lines: list[str], resumed: Saved | None) -> RunLog:
-    same_run = resumed is not None and resumed.path.parent == run_dir / CHECKPOINTS
+def _start_log(config: Config, run_dir: Path, world: Any, lines: list[str], resumed: Any, restarts: int) -> RunLog:
+    """What is kept of the run; from now on what is in its directory is this launch's."""
+    same_run = resumed is not None and resumed.same_run
+    first = resumed.saved.step if resumed is not None and not resumed.only_weights else 0
     log = RunLog(
         config,
         run_dir,
-        world_size,
-        resumed.step if same_run else None,
-        resumed.state().get("identity") if same_run else None,
-        restarts_from_environment(),
+        world.size,
+        first if same_run else None,
+        resumed.saved.state().get("identity") if same_run else None,
+        restarts,
+        first if world.begun() else None,
     )
+    world.begin()
     (log.run_dir / "config.yaml").write_text(dump(config))
     for line in lines:
         log.note(line)
     if resumed is not None:
-        log.note(f"took up {resumed.path}" + (", its weights alone" if config.checkpoint.load == "weights" else ""))
-        if same_run and resumed.step >= config.train.steps and config.checkpoint.load == "all":
+        log.note(f"took up {resumed.saved.path}" + (", its weights alone" if resumed.only_weights else ""))
+        if same_run and first >= config.train.steps:
             ways = "a larger train.steps goes on, checkpoint.resume = never begins anew"
             log.note(f"all {config.train.steps} steps are done: {ways}")
     return log
@@ -374,9 +381,9 @@ def _refuse(error: ValueError) -> None:
             traceback.print_exc()
     if "TORCHELASTIC_ERROR_FILE" in os.environ:
         # torchrun ends with a report on the first rank that failed; it quotes this: the last words are the reason.
-        from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+        from spmd_rl.distributed.last_words import LastWords
 
-        get_error_handler().record_exception(error.with_traceback(None))
+        LastWords().record_exception(error.with_traceback(None))
     sys.exit(USER_ERROR)
 
 

@@ -5,15 +5,25 @@ import json
 import pickle
 
 import pytest
+from torch.distributed import HashStore
 
 from spmd.hostile import Trap
 from spmd_rl.config.config import CheckpointConfig, Config, ModelConfig
 from spmd_rl.config.load import settings
-from spmd_rl.controller.checkpoints import FILES, STATE, Checkpoints, digests_here
+from spmd_rl.controller.checkpoints import FILES, STATE, Checkpoints
+from spmd_rl.data.files import digests_of
 from spmd_rl.distributed.world import World
 from spmd_rl.resume import resume_point
 
-ALONE = World(0, 1, 0, 1, None, None, None)
+
+def alone(begun=False):
+    """The only rank; `begun`: in an attempt after one that had begun to write."""
+    world = World(0, 1, 0, 1, None, None, HashStore())
+    if begun:
+        world.begin()
+    return world
+
+
 CONFIG = Config(ModelConfig("some/model"))
 
 
@@ -31,21 +41,26 @@ def write(kept, number, **state):
     (partial / "training").mkdir()
     (partial / "training" / "part.bin").write_bytes(b"weights" * 99)
     whole = {"loop": {}, "settings": settings(CONFIG)} | state
-    return kept.complete(number, digests_here(partial, kept.seal(number, whole))).path
+    return kept.complete(number, digests_of(partial, kept.seal(number, whole))).path
 
 
-def resumed(run_dir, resume="auto", **changes):
-    chosen = dataclasses.replace(CONFIG.checkpoint, resume=str(resume))
-    return resume_point(dataclasses.replace(CONFIG, checkpoint=chosen, **changes), run_dir, ALONE)
+def told(resume="auto", load="all", **changes):
+    chosen = dataclasses.replace(CONFIG.checkpoint, resume=str(resume), load=load)
+    return dataclasses.replace(CONFIG, checkpoint=chosen, **changes)
+
+
+def resumed(run_dir, resume="auto", begun=False, **changes):
+    return resume_point(told(resume, **changes), run_dir, alone(begun))
 
 
 def test_auto_takes_the_newest_whole_one_and_says_what_it_passed_over(run_dir):
-    assert resumed(run_dir)[0].step == 3 and resumed(run_dir)[1] == []
+    found = resumed(run_dir)[0]
+    assert found.saved.step == 3 and found.same_run and not found.only_weights and resumed(run_dir)[1] == []
     file = run_dir / "checkpoints" / "step_000003" / "training" / "part.bin"
     file.write_bytes(file.read_bytes()[:-3])
     (run_dir / "checkpoints" / "step_000002" / FILES).unlink()
-    saved, notes = resumed(run_dir)
-    assert saved.step == 1
+    found, notes = resumed(run_dir)
+    assert found.saved.step == 1
     assert [note.partition(": ")[0] for note in notes] == ["checkpoint.resume = auto"] * 2
     assert f"passed over, {file}: 690 bytes, 693 were written" in notes[0]
     assert str(run_dir / "checkpoints" / "step_000002" / FILES) in notes[1]
@@ -96,7 +111,65 @@ def test_consistent_digests_make_no_pickle_harmless_and_none_is_opened_to_find_o
     (partial / "training").mkdir()
     (partial / "training" / ".metadata").write_bytes(pickle.dumps(Trap(tmp_path / "sprung")))
     names = kept.seal(1, {"loop": {}, "settings": settings(CONFIG)})
-    path = kept.complete(1, digests_here(partial, names)).path
+    path = kept.complete(1, digests_of(partial, names)).path
     assert json.loads((path / FILES).read_text())["training/.metadata"]
-    assert resumed(run_dir, path)[0].path == path
+    assert resumed(run_dir, path)[0].saved.path == path
     assert not (tmp_path / "sprung").exists()
+
+
+def other_run(tmp_path, **state):
+    """A checkpoint of step 5 of another run."""
+    return write(Checkpoints(tmp_path / "other" / "checkpoints", CheckpointConfig()), 5, **state)
+
+
+def test_one_of_this_run_is_known_however_its_path_is_spelled(run_dir, monkeypatch):
+    monkeypatch.chdir(run_dir)
+    (run_dir / "link").symlink_to(run_dir / "checkpoints")
+    for path in ("checkpoints/step_000002", run_dir / "checkpoints" / "step_000002", "link/step_000002"):
+        found, _ = resumed(run_dir, path)
+        assert found.saved.step == 2 and found.same_run, path
+    found, _ = resumed(run_dir, other_run(run_dir / "elsewhere"))
+    assert found.saved.step == 5 and not found.same_run
+
+
+@pytest.mark.parametrize("load", ["all", "weights"])
+def test_the_same_command_goes_on_from_what_it_has_saved_since(run_dir, tmp_path, load):
+    path = other_run(tmp_path / "elsewhere")
+    found, notes = resumed(run_dir, path, load=load)
+    assert found.saved.step == 5 and found.only_weights == (load == "weights") and notes == []
+    write(Checkpoints(run_dir / "checkpoints", CheckpointConfig()), 6, settings=settings(told(path, load)))
+    found, notes = resumed(run_dir, path, load=load)
+    assert found.saved.step == 6 and found.same_run and not found.only_weights
+    assert notes == [f"checkpoint.resume = {path}: taken up before; goes on from what was saved since"]
+    again, _ = (
+        resumed(run_dir, path, load=load, train=dataclasses.replace(CONFIG.train, learning_rate=1.0))
+        if (load == "weights")
+        else resumed(run_dir, path, load="weights")
+    )
+    assert again.saved.step == 5 and again.only_weights, "it was told something else"
+
+
+def test_never_goes_on_only_where_torchrun_has_started_the_ranks_again(run_dir):
+    write(Checkpoints(run_dir / "checkpoints", CheckpointConfig()), 6, settings=settings(told("never")))
+    assert resumed(run_dir, "never") == (None, [])
+    found, _ = resumed(run_dir, "never", begun=True)
+    assert found.saved.step == 6 and found.same_run
+
+
+def test_never_begins_anew_where_the_ranks_before_had_not_got_to_write(run_dir):
+    """What is there is another run's, which was told something else."""
+    assert resumed(run_dir, "never", begun=True) == (None, [])
+
+
+def test_weights_of_the_run_itself_want_a_run_of_their_own(run_dir):
+    with pytest.raises(ValueError, match=r"checkpoint.load = weights: .* give the new run a run.name or run.dir"):
+        resumed(run_dir, run_dir / "checkpoints" / "step_000003", load="weights")
+
+
+def test_ranks_that_see_different_files_all_say_so(run_dir, monkeypatch):
+    def other_rank_too(said, group):
+        return [said, "begins anew" if isinstance(said, str) and said.startswith("takes") else said]
+
+    monkeypatch.setattr("spmd_rl.resume.gather", other_rank_too)
+    with pytest.raises(ValueError, match=r"find different checkpoints \(rank 0 takes up .*; rank 1 begins anew\)"):
+        resumed(run_dir)

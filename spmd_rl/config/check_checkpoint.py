@@ -18,6 +18,11 @@ def checkpoint_problems(config: Config, known: list[str]) -> list[str]:
             f"checkpoint.resume = {checkpoint.resume}: no checkpoint is there; name a directory such as "
             "runs/mine/checkpoints/step_000012, or take auto or never"
         )
+    if checkpoint.load == "weights" and checkpoint.resume in ("auto", "never"):
+        problems.append(
+            f"checkpoint.load = weights: of which checkpoint? name its directory with checkpoint.resume, which is "
+            f"{checkpoint.resume}"
+        )
     for name in checkpoint.resume_allow:
         if not any(may_differ(setting, [name]) for setting in known):
             near = difflib.get_close_matches(name, known, 1)

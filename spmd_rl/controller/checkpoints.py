@@ -12,6 +12,7 @@ A directory that is not complete never has a name that is looked for. Rank 0 onl
 
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
@@ -21,13 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from spmd_rl.config.config import CheckpointConfig
-from spmd_rl.data.files import digest
+from spmd_rl.data.files import UNREADABLE
 
 STATE, FILES, LATEST = "state.json", "files.json", "latest"
 _NAME = re.compile(r"step_(\d{6,})")
 # What a file system wants to keep free beside a checkpoint.
 _SPARE_BYTES = 64 << 20
-_UNREADABLE = "can't be read"
 
 Digests = Callable[[Path, Sequence[str]], Mapping[str, str]]
 """Digests of some files of a directory by name; the ranks may share the work."""
@@ -52,10 +52,12 @@ class Saved:
 
 
 class Checkpoints:
-    """The checkpoints of one run; `best` numbers are larger for better ones."""
+    """The checkpoints of one run."""
 
     def __init__(self, directory: Path, config: CheckpointConfig) -> None:
         self.directory, self.config = Path(directory), config
+        self.untidy = ""
+        """What could not be tidied up after the last one was complete."""
 
     def found(self) -> list[Saved]:
         """All complete ones, oldest first."""
@@ -103,12 +105,40 @@ class Checkpoints:
             _remove(path)
         partial.rename(path)
         _sync_directory(self.directory)
+        self.untidy = ""
+        try:  # it is there, whatever becomes of the rest
+            self._tidy(path.name)
+        except OSError as error:
+            self.untidy = f"{path} is complete, but what it replaces could not all be removed: {error}"
+        return Saved(step, path)
+
+    def _tidy(self, newest: str) -> None:
+        try:
+            self._point_to(newest)
+        except OSError:  # for want of room, which older ones take
+            self._prune()
+            self._point_to(newest)
+        else:
+            self._prune()
+
+    def _point_to(self, name: str) -> None:
         pointer = self.directory / f"{LATEST}.new"
-        _write(pointer, path.name + "\n")
+        _write(pointer, name + "\n")
         pointer.rename(self.directory / LATEST)
         _sync_directory(self.directory)
-        self._prune()
-        return Saved(step, path)
+
+    def after(self, step: int) -> list[Saved]:
+        """What is there of later steps, complete or harmed."""
+        return [saved for saved in self._named() if saved.step > step]
+
+    def set_aside(self, step: int, target: Path) -> None:
+        """Move the checkpoints of steps after this one into another directory: the run goes on from an older one."""
+        later = self.after(step)
+        for saved in later:
+            target.mkdir(parents=True, exist_ok=True)
+            shutil.move(saved.path, target / saved.path.name)  # it may be another file system
+        if later:
+            self._point_to(_name(step))
 
     def abandon(self, step: int) -> None:
         """Remove a directory that can't be finished."""
@@ -141,7 +171,7 @@ class Checkpoints:
             got = digests(saved.path, here)
             found = [
                 f"{saved.path / name}: "
-                + (got[name] if got[name].startswith(_UNREADABLE) else "other bytes than were written")
+                + (got[name] if got[name].startswith(UNREADABLE) else "other bytes than were written")
                 for name in here
                 if got[name] != wanted[name]
             ]
@@ -186,17 +216,6 @@ class Checkpoints:
         return max(values, key=lambda entry: entry[:2])[2] if values else None
 
 
-def digests_here(directory: Path, names: Sequence[str]) -> dict[str, str]:
-    """The digests of some files, computed by this process alone; of one that can't be read, why not."""
-    found = {}
-    for name in names:
-        try:
-            found[name] = digest(directory / name)
-        except OSError as error:
-            found[name] = f"{_UNREADABLE} ({error.strerror})"
-    return found
-
-
 def _own_digest(files: Mapping[str, Mapping[str, Any]]) -> str:
     """Of the list of files itself."""
     listed = json.dumps({name: files[name] for name in sorted(files) if name != FILES}, sort_keys=True)
@@ -205,9 +224,10 @@ def _own_digest(files: Mapping[str, Mapping[str, Any]]) -> str:
 
 def _metric(saved: Saved, name: str) -> float | None:
     try:
-        return saved.state().get("metrics", {}).get(name)
+        value = saved.state().get("metrics", {}).get(name)
     except ValueError:  # nobody's best
         return None
+    return value if isinstance(value, (int, float)) and math.isfinite(value) else None
 
 
 def step_of(path: Path) -> int | None:

@@ -1,5 +1,7 @@
 """Keeps a run from being lost: saves when it is time, beside training, and says where to go on. Rank 0 only."""
 
+import difflib
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,13 +35,15 @@ class _Save:
 
 
 class Keeper:
-    """`resumed`: the checkpoint that the ranks have taken up, if any."""
+    """`resumed`: the checkpoint whose story goes on, if there is one."""
 
     def __init__(self, config: Config, ranks: Ranks, log: RunLog, resumed: Saved | None = None) -> None:
         self.config, self.ranks, self.log = config, ranks, log
-        self._resumed = resumed if config.checkpoint.load == "all" else None
+        self._resumed = resumed
         self._checkpoints = Checkpoints(log.run_dir / CHECKPOINTS, config.checkpoint)
         self._save: _Save | None = None
+        self._saved_step: int | None = None
+        self._missed_best = False
 
     @property
     def first_step(self) -> int:
@@ -59,16 +63,23 @@ class Keeper:
         every = self.config.checkpoint.every_steps
         if not asked and not (every and (step % every == 0 or step == self.config.train.steps)):
             return
-        self._advance(wait=True)  # one at a time
         with self.log.timed("checkpoint"):
+            self._advance(wait=True)  # one at a time
             self._begin(step, loop)
-        if asked:
-            self._advance(wait=True)
-            raise Preempted(f"asked to end by SIGUSR1: step {step} is saved; the same command goes on from there")
+        if not asked:
+            return
+        self.close()
+        if self._saved_step != step:
+            raise RuntimeError(
+                f"asked to end by SIGUSR1, and step {step} could not be saved: see above; the same command goes on "
+                "from the newest checkpoint that is there"
+            )
+        raise Preempted(f"asked to end by SIGUSR1: step {step} is saved; the same command goes on from there")
 
     def close(self) -> None:
         """Wait until what was begun is complete."""
-        self._advance(wait=True)
+        with self.log.timed("checkpoint"):
+            self._advance(wait=True)
 
     def _begin(self, step: int, loop: Mapping[str, Any]) -> None:
         try:
@@ -76,6 +87,7 @@ class Keeper:
         except OSError as error:
             self._failed(step, str(error))
             return
+        self._look_for_best(step)
         state = {
             "loop": dict(loop),
             "metrics": self.log.last,
@@ -86,6 +98,19 @@ class Keeper:
         }
         self._save = _Save(step, directory, state, time.monotonic())
         self.ranks.begin_checkpoint(str(directory))
+
+    def _look_for_best(self, step: int) -> None:
+        """Say once when what is saved has no value of the metric that is to choose."""
+        best = self.config.checkpoint.keep_best
+        if not best or self._missed_best or math.isfinite(self.log.last.get(best.removeprefix("-"), math.nan)):
+            return
+        self._missed_best = True
+        near = difflib.get_close_matches(best.removeprefix("-"), self.log.last, 1)
+        meant = f"; did you mean {near[0]}?" if near else ""
+        self.log.note(
+            f"checkpoint.keep_best = {best}: step {step} has no such value, so it can't be the best{meant}; "
+            "an evaluation's values belong to the step that it follows"
+        )
 
     def _advance(self, wait: bool) -> bool:
         """Bring the current save forward; whether some rank was asked to end."""
@@ -108,7 +133,9 @@ class Keeper:
         except OSError as error:
             self._abandon(save, str(error))
             return asked
-        self._save = None
+        self._save, self._saved_step = None, saved.step
+        if self._checkpoints.untidy:
+            self.log.note(self._checkpoints.untidy)
         seconds = time.monotonic() - save.begun
         self.log.note(f"step {saved.step} is saved in {saved.path} ({seconds:.1f} s, beside training)")
         return asked

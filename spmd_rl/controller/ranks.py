@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any, Protocol
 
 from spmd_rl.controller.planner import Plan
+from spmd_rl.data.files import UNREADABLE
 from spmd_rl.data.sampling import Sampling
 from spmd_rl.data.tickets import Scored, Ticket
 from spmd_rl.distributed.verb import verb
@@ -263,10 +264,18 @@ class Ranks:
 
     @verb
     def checkpoint_digests(self, directory: str, names: Sequence[str], wait: bool) -> dict[str, str] | None:
-        """The digests of a directory's files, which the ranks share; None while some are still at it."""
+        """The digests of a directory's files, which the ranks share; None while some are still at it.
+
+        Raises OSError when one can't be read again.
+        """
         answers = self._all("checkpoint_digests", directory=directory, names=list(names), wait=wait)
         found = {name: value for answer in answers for name, value in (answer or {}).items()}
-        return found if len(found) == len(names) else None
+        if len(found) < len(names):
+            return None
+        for name, value in found.items():
+            if value.startswith(UNREADABLE):
+                raise OSError(f"{directory}/{name}: {value}")
+        return found
 
     @verb
     def keep_rewards(self, scored: Mapping[int, Scored]) -> None:

@@ -15,8 +15,9 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 from urllib.parse import urlparse
 
-from spmd_rl.config.config import Config
+from spmd_rl.config.config import CheckpointConfig, Config
 from spmd_rl.config.secrets import hidden
+from spmd_rl.controller.checkpoints import Checkpoints
 from spmd_rl.controller.console import SUMMARY, Console, console, conversation, evaluation_line, step_line, summary
 from spmd_rl.data.samples import SAMPLES, samples_file, samples_step, write_samples
 from spmd_rl.distributed.whereabouts import here, move
@@ -46,9 +47,10 @@ class RunLog:
 
     What an earlier run left in `run_dir` is moved to `run_dir`/earlier/. With `resumed`, a number of steps, the run
     that is there goes on after these, and only what it did later is moved; `identity` is what the property of that name
-    was then. `restarts`: how often torchrun has started the ranks again. After a continuation or restart the next row
-    has restart/count, restart/lost_steps and restart/lost_seconds, of steps whose rows were moved. Raises ValueError
-    when W&B cannot be reached as the configuration asks.
+    was then. `restarts`: how often torchrun has started the ranks again; `lost_after`: of what is there, rows after
+    this step are lost with the ranks before; None where all of it is another run's. After a continuation or restart
+    the next row has restart/count, restart/lost_steps and restart/lost_seconds, of steps whose rows were moved. Raises
+    ValueError when W&B cannot be reached as the configuration asks.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class RunLog:
         resumed: int | None = None,
         identity: Mapping[str, str] | None = None,
         restarts: int = 0,
+        lost_after: int | None = 0,
     ):
         self.config = config
         self.run_dir = Path(run_dir)
@@ -66,7 +69,8 @@ class RunLog:
         if config.run.wandb == "online":
             require_wandb_key()
         again = resumed is not None or restarts > 0
-        lost = _lost(self.run_dir, resumed or 0) if again else (0, 0.0)
+        lost_after = resumed if resumed is not None else lost_after
+        lost = _lost(self.run_dir, lost_after) if again and lost_after is not None else (0, 0.0)
         moved = _set_aside(self.run_dir) if resumed is None else _set_later_aside(self.run_dir, resumed)
         (self.run_dir / SAMPLES).mkdir(parents=True, exist_ok=True)
         self._text = open(self.run_dir / "run.log", "w" if resumed is None else "a", encoding="utf-8")
@@ -113,17 +117,19 @@ class RunLog:
 
     @property
     def last(self) -> dict[str, float]:
-        """The newest value of each metric, evaluations included."""
+        """The metrics of the newest step, evaluations after it included."""
         return dict(self._last)
 
     def _read_rows(self) -> None:
-        for line in (self.run_dir / METRICS).read_text(encoding="utf-8").splitlines():
+        metrics = self.run_dir / METRICS
+        for line in metrics.read_text(encoding="utf-8").splitlines() if metrics.exists() else []:
             row = {name: math.nan if value is None else value for name, value in json.loads(line).items()}
             step, _ = int(row.pop("step")), row.pop("time", None)
             self._remember(step, row)
 
     def _remember(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._last |= {"step": step} | metrics
+        before = self._last if self._last.get("step") == step else {}
+        self._last = before | {"step": step} | metrics
         if any(name.startswith("eval/") for name in metrics):
             self._evaluations[1:] = [(step, dict(metrics))]  # the first and the newest
         else:
@@ -335,7 +341,7 @@ def _set_aside(run_dir: Path) -> Path | None:
 
 
 def _set_later_aside(run_dir: Path, step: int) -> Path | None:
-    """Move what a run did after a step out of the way: rows of metrics, and samples."""
+    """Move what a run did after a step out of the way: rows of metrics, samples, checkpoints."""
     kept, later = {}, {}
     for name in (METRICS, RANKS):
         kept[name], later[name] = _lines_until(run_dir / name, step)
@@ -345,10 +351,12 @@ def _set_later_aside(run_dir: Path, step: int) -> Path | None:
         for path in (run_dir / place).glob("step_*")
         if samples_step(path.name) > step
     ]
-    if not any(later.values()) and not files:
+    checkpoints = Checkpoints(run_dir / CHECKPOINTS, CheckpointConfig())
+    if not any(later.values()) and not files and not checkpoints.after(step):
         return None
     target = _free(run_dir / "earlier")
     target.mkdir(parents=True)
+    checkpoints.set_aside(step, target / CHECKPOINTS)
     for path in files:
         (target / path.parent.name).mkdir(exist_ok=True)
         path.rename(target / path.parent.name / path.name)
@@ -431,9 +439,13 @@ class _WeightsAndBiases:
             config=hidden(asdict(config)),
             settings=wandb.Settings(silent=True),
         )
+        # W&B drops what is logged for a step that it has seen, as after a continuation from an older checkpoint. It
+        # counts rows for itself, and charts have our step as their axis.
+        self.run.define_metric("step", hidden=True)
+        self.run.define_metric("*", step_metric="step")
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        self.run.log(dict(metrics), step=step)
+        self.run.log({"step": step, **metrics})
 
     def close(self, failed: bool) -> None:
         self.run.finish(exit_code=int(failed))

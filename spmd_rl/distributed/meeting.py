@@ -31,6 +31,11 @@ def meet(timeout_seconds: float) -> dist.Store:
     return dist.PrefixStore(f"spmd_rl/{agree(store, rank, size, timeout_seconds)}", store)
 
 
+def of_all_attempts(store: dist.Store) -> dist.Store:
+    """The launcher's store that this attempt's is a part of: what is written there outlives restarts of the ranks."""
+    return store.underlying_store if isinstance(store, dist.PrefixStore) else store
+
+
 def agree(store: dist.Store, rank: int, size: int, timeout_seconds: float) -> str:
     """One word for all ranks, whatever earlier ranks have left in the store. A collective act."""
     deadline = time.monotonic() + timeout_seconds

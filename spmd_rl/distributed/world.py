@@ -13,8 +13,10 @@ from spmd_rl.distributed.environment import (
     rank_from_environment,
     size_from_environment,
 )
-from spmd_rl.distributed.meeting import meet
+from spmd_rl.distributed.meeting import meet, of_all_attempts
 from spmd_rl.platforms.platform import Platform
+
+_BEGUN = "spmd_rl/begun"
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,14 @@ class World:
     """Gloo: samples, which live on the host, from rank to rank."""
     store: dist.Store
     """The launcher's key-value store, the part of these ranks: it outlives each of them."""
+
+    def begun(self) -> bool:
+        """Whether an earlier attempt of this launch has called `begin`: torchrun has started the ranks again."""
+        return of_all_attempts(self.store).check([_BEGUN])
+
+    def begin(self) -> None:
+        """From now on what is in the run's directory is of this launch."""
+        of_all_attempts(self.store).set(_BEGUN, "")
 
 
 def start(platform: Platform, collective_timeout_seconds: float) -> World:

@@ -91,14 +91,14 @@ class TrainingState:
             self._note.leave(broken())
         self._calls.schedule_async_request(request)
 
-    def finish_save(self, wait: bool) -> bool:
+    def finish_save(self) -> bool:
         """Whether nothing is being saved any more.
 
         Raises OSError on all ranks, with the reasons of each, when something could not be written, and RuntimeError on
         a rank whose state must not be saved, with what `broken` said.
         """
         try:
-            self._calls.maybe_finalize_async_calls(blocking=wait)
+            self._calls.maybe_finalize_async_calls(blocking=False)
         except CheckpointException as error:  # of all ranks at once; it has the reasons on rank 0
             reasons = [f"rank {rank}: {_first_line(why)}" for rank, (why, _) in error.failures.items()]
             failures.extend(OSError(reason) for reason in reasons)

@@ -16,7 +16,6 @@ import torch
 
 from spmd_rl.config.config import Config
 from spmd_rl.config.faults import REWARD, Fault, faults
-from spmd_rl.distributed.environment import restarts_from_environment
 from spmd_rl.distributed.whereabouts import Place, here, listen
 
 FAULTS = "faults"
@@ -32,11 +31,11 @@ class Faults:
     Raises ValueError, from `attach`, for a fault in a tensor that this rank has nothing of.
     """
 
-    def __init__(self, config: Config, run_dir: Path, rank: int):
+    def __init__(self, config: Config, run_dir: Path, rank: int, restarts: int = 0):
         self.rank, self.worker = rank, None
         self._marks = Path(run_dir) / FAULTS / f"rank_{rank:05d}.txt"
         # A new run suffers anew; torchrun's restarts, and a resumed run, are the same one.
-        if config.checkpoint.resume == "never" and restarts_from_environment() == 0:
+        if config.checkpoint.resume == "never" and restarts == 0:
             self._marks.unlink(missing_ok=True)
         struck = self._marks.read_text(encoding="utf-8").splitlines() if self._marks.exists() else []
         self._waiting: list[Fault] = []
@@ -72,9 +71,7 @@ class Faults:
                     self._strike(fault, place)
             elif fault.after and fault.kind in ("kill", "stop"):  # also while the main thread is deep in a library
                 self._waiting.remove(fault)
-                timer = threading.Timer(fault.after, lambda fault=fault: self._strike(fault, here()))
-                timer.daemon = True
-                timer.start()
+                _later(fault.after, lambda fault=fault: self._strike(fault, here()))
             elif place.since - self._first_fit.setdefault(id(fault), place.since) >= fault.after:
                 self._strike(fault, place)
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from spmd_rl.data.files import digest
+from spmd_rl.data.files import digests_of
 from spmd_rl.distributed.asked import listen
 from spmd_rl.distributed.gather import gather
 from spmd_rl.distributed.whereabouts import at, move
@@ -32,7 +32,7 @@ class Saving:
     def __init__(self, trainer: Trainer, shard: Shard, world: World) -> None:
         self._trainer, self._shard, self._world = trainer, shard, world
         self._state = TrainingState(trainer.policy, trainer.optimizer, world.payload)
-        self._hashing: tuple[threading.Thread, dict[str, str], list[OSError]] | None = None
+        self._hashing: _Hashing | None = None
         self._failed: str | None = None
         """Why what was begun can't be written."""
         self._writing: Path | None = None
@@ -81,7 +81,7 @@ class Saving:
         """
         written, failed, self._failed = True, self._failed, None
         try:
-            written = self._wait() if wait else self._state.finish_save(False)
+            written = self._wait() if wait else self._state.finish_save()
         except OSError as error:
             failed = str(error)
         return {"written": written, "failed": failed, "asked": self._asked.is_set()}
@@ -90,7 +90,7 @@ class Saving:
         """Until all ranks have written; a disk that takes bytes is slow, and no hang. The ranks agree on every turn."""
         size = -1
         with at("checkpoint: waits for the disk"):
-            while not self._state.finish_save(False):
+            while not self._state.finish_save():
                 if (now := self._written_bytes()) != size:
                     size = now
                     move(doing=f"checkpoint: {size / 2**20:.1f} MiB are on disk")
@@ -107,21 +107,15 @@ class Saving:
     def digests(self, directory: Path, names: Sequence[str], wait: bool) -> dict[str, str] | None:
         """The digests of some files of what was begun; None while they are being computed, beside training.
 
-        Raises OSError when one can't be read again.
+        Of a file that can't be read again there is the reason.
         """
         if self._hashing is None:
-            found: dict[str, str] = {}
-            failed: list[OSError] = []
-            thread = threading.Thread(target=_digest_all, args=(directory, names, found, failed))
-            thread.start()
-            self._hashing = thread, found, failed
-        thread, found, failed = self._hashing
+            self._hashing = _Hashing(directory, names)
+        hashing = self._hashing
         if wait:
             with at("reads its files of the checkpoint again"):
-                thread.join()
-        if failed:
-            raise failed[0]
-        return None if thread.is_alive() else found
+                hashing.wait()
+        return None if hashing.is_alive() else hashing.found
 
     def load(self, directory: Path, only_weights: bool) -> None:
         """Take up training where a checkpoint left it, or its weights alone."""
@@ -140,12 +134,29 @@ class Saving:
                 raise ValueError(f"{mine}: no states of random generators ({type(error).__name__}: {error})") from error
 
 
-def _digest_all(directory: Path, names: Sequence[str], found: dict[str, str], failed: list[OSError]) -> None:
-    try:
-        for name in names:
-            found[name] = digest(directory / name)
-    except OSError as error:
-        failed.append(error)
+class _Hashing(threading.Thread):
+    """Reads files again, beside training."""
+
+    def __init__(self, directory: Path, names: Sequence[str]) -> None:
+        super().__init__(daemon=True)  # a rank that fails meanwhile does not wait for a disk that hangs
+        self._directory, self._names, self._bytes = directory, names, 0
+        self.found: dict[str, str] = {}
+        self.start()
+
+    def run(self) -> None:
+        self.found = digests_of(self._directory, self._names, self._count)
+
+    def _count(self, size: int) -> None:
+        self._bytes += size
+
+    def wait(self) -> None:
+        """Until it is through; every part that was read is a sign of getting on."""
+        said = 0
+        while self.is_alive():
+            self.join(_LOOK_SECONDS)
+            if self._bytes != said:
+                said = self._bytes
+                move(doing=f"has read {said / 2**20:.1f} MiB of the checkpoint again")
 
 
 def _rank_file(rank: int | None) -> str:

@@ -10,9 +10,9 @@ import pytest
 
 from spmd_rl.config.config import CheckpointConfig, Config, ModelConfig, RunConfig, TrainConfig
 from spmd_rl.controller import checkpoints
-from spmd_rl.controller.checkpoints import digests_here
-from spmd_rl.controller.keeper import Keeper
+from spmd_rl.controller.keeper import Keeper, Preempted
 from spmd_rl.controller.run_log import RunLog
+from spmd_rl.data.files import digests_of
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -21,7 +21,7 @@ class OneRank:
     """Stands for the ranks, and writes so many bytes as a rank's part."""
 
     def __init__(self, size=MIB):
-        self.size, self.expected, self.failed = size, size, None
+        self.size, self.expected, self.failed, self.asked = size, size, None, False
 
     def checkpoint_bytes(self):
         return self.expected
@@ -34,10 +34,10 @@ class OneRank:
             self.failed = str(error)
 
     def checkpoint_progress(self, wait):
-        return True, self.failed, False
+        return True, self.failed, self.asked
 
     def checkpoint_digests(self, directory, names, wait):
-        return digests_here(Path(directory), names)
+        return digests_of(Path(directory), names)
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def kept(disk, tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoints, "_SPARE_BYTES", 0)
     logs = contextlib.ExitStack()
 
-    def make(on_failure="continue"):
+    def make(on_failure="continue", keep_best=None):
         run_dir = tmp_path / "run"
         run_dir.mkdir(exist_ok=True)
         if not (run_dir / "checkpoints").exists():
@@ -69,7 +69,7 @@ def kept(disk, tmp_path, monkeypatch):
             ModelConfig("m"),
             run=RunConfig(wandb="off", tensorboard=False),
             train=TrainConfig(steps=100),
-            checkpoint=CheckpointConfig(every_steps=1, keep_last=9, on_failure=on_failure),
+            checkpoint=CheckpointConfig(every_steps=1, keep_last=9, on_failure=on_failure, keep_best=keep_best),
         )
         ranks = OneRank()
         log = logs.enter_context(contextlib.closing(RunLog(config, run_dir, 1)))
@@ -118,6 +118,31 @@ def test_a_full_disk_costs_one_checkpoint_and_nothing_else(disk, kept, left, loo
     keeper.after(3, {})
     keeper.close()
     assert steps(disk) == ["step_000001", "step_000003"] and (disk / "latest").read_text() == "step_000003\n"
+
+
+def test_who_is_asked_to_end_says_saved_only_of_what_is(disk, kept):
+    keeper, ranks, log = kept()
+    keeper.after(1, {})
+    keeper.close()
+    fill(disk, 256 * KIB)
+    ranks.expected, ranks.asked = 0, True
+    with pytest.raises(RuntimeError, match=r"asked to end by SIGUSR1, and step 2 could not be saved"):
+        keeper.after(2, {})
+    (disk / "ballast").unlink()
+    with pytest.raises(Preempted, match="step 3 is saved"):
+        keeper.after(3, {})
+    assert steps(disk) == ["step_000001", "step_000003"]
+
+
+def test_a_best_that_no_step_has_is_said_once_with_the_nearest(disk, kept):
+    keeper, ranks, log = kept(keep_best="grpo/rewards/means")
+    for step in (1, 2):
+        with keeper.log.step(step):
+            keeper.log.add("grpo/rewards/mean", 0.5)
+        keeper.after(step, {})
+    keeper.close()
+    (said,) = [line for line in log.read_text().splitlines() if "keep_best" in line]
+    assert "step 1 has no such value" in said and "did you mean grpo/rewards/mean?" in said
 
 
 def test_the_run_stops_where_it_is_asked_to(disk, kept):

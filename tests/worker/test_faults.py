@@ -23,8 +23,8 @@ def apart(monkeypatch):
     return again
 
 
-def arm(run_dir, *faults, rank=1, more=()):
-    return Faults(load_config(["--model.path", "model", *more, "--inject", *faults]), run_dir, rank)
+def arm(run_dir, *faults, rank=1, more=(), restarts=0):
+    return Faults(load_config(["--model.path", "model", *more, "--inject", *faults]), run_dir, rank, restarts)
 
 
 def test_it_strikes_at_the_first_place_that_fits_and_once(tmp_path, capsys):
@@ -69,7 +69,7 @@ def test_what_struck_is_on_disk_before_it_strikes_and_does_not_strike_again(tmp_
     move(phase="rollout")
 
 
-def test_a_run_that_begins_anew_suffers_anew_and_one_that_torchrun_restarts_does_not(tmp_path, apart, monkeypatch):
+def test_a_run_that_begins_anew_suffers_anew_and_one_that_torchrun_restarts_does_not(tmp_path, apart):
     never = ("--checkpoint.resume", "never")
     for _ in range(2):
         apart()
@@ -77,8 +77,7 @@ def test_a_run_that_begins_anew_suffers_anew_and_one_that_torchrun_restarts_does
         with pytest.raises(RuntimeError):
             move(phase="update")
     apart()
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    arm(tmp_path, "raise:phase=update", more=never)
+    arm(tmp_path, "raise:phase=update", more=never, restarts=1)
     move(phase="update")
 
 
