@@ -232,6 +232,15 @@ def test_ranks_and_worker_have_the_same_verbs():
     assert told and told == done
 
 
+def test_the_verbs_that_have_deadlines_are_those_that_there_are():
+    from spmd_rl.config.faults import VERBS
+
+    told = [
+        verbs(PACKAGE / "controller" / file, name) for file, name in (("ranks.py", "Ranks"), ("servers.py", "Servers"))
+    ]
+    assert sorted(VERBS) == sorted(told[0] | told[1])
+
+
 def test_servers_and_server_have_the_same_verbs_beside_those_of_every_rank():
     told, done = (verbs(PACKAGE / path, name) for path, name in (("controller/servers.py", "Servers"), SERVER))
     assert told and told == done

@@ -1,6 +1,7 @@
 """What cannot work, said before anything starts: each as knob = value: what it met; the way out."""
 
 import dataclasses
+import difflib
 import importlib.util
 import math
 import re
@@ -13,8 +14,8 @@ from spmd_rl.config.check_checkpoint import checkpoint_notes, checkpoint_problem
 from spmd_rl.config.check_model import model_problems
 from spmd_rl.config.check_reward_models import reward_model_problems
 from spmd_rl.config.config import Config, ConfigError, DataConfig, EvaluationConfig, HangConfig
-from spmd_rl.config.faults import fault_problems
-from spmd_rl.config.load import load_dataset_config
+from spmd_rl.config.faults import PHASES, VERBS, fault_problems
+from spmd_rl.config.load import load_dataset_config, settings
 from spmd_rl.config.model_shape import ModelShape
 from spmd_rl.config.phrases import divisors
 from spmd_rl.config.sources import ARITHMETIC, FORMATS, REASONING_GYM, is_hub_name, is_made
@@ -35,7 +36,9 @@ def check(config: Config, world_size: int, model: ModelShape | None) -> list[str
     if min(sizes) >= 1:
         problems += _layout(config, world_size) + _batches(config, world_size)
         problems += model_problems(config, model) if model is not None else []
-    problems += checkpoint_problems(config, list(_settings(config))) + hang_problems(config.hang)
+    problems += checkpoint_problems(
+        config, list(dict.fromkeys((*_settings(config), *settings(config))))
+    ) + hang_problems(config.hang)
     problems += _refresh(config) + _data(config) + reward_model_problems(config) + _files(config)
     return problems + fault_problems(config, world_size)
 
@@ -130,6 +133,12 @@ def hang_problems(hang: HangConfig) -> list[str]:
     problems = [
         f"hang.{knob} = {value}: out of range; it must be above 0" for knob, value in seconds.items() if not value > 0
     ]
+    places = (*PHASES, *VERBS)
+    for name in hang.deadline_seconds:
+        if name not in places:
+            near = difflib.get_close_matches(name, places, 1)
+            meant = f"did you mean {near[0]}?" if near else f"a phase is one of {', '.join(PHASES)}"
+            problems.append(f"hang.deadline_seconds {name}: there is no such phase or verb; {meant}")
     if hang.silent_seconds < LEAST_SILENT_SECONDS:
         problems.append(
             f"hang.silent_seconds = {hang.silent_seconds}: a sign of life comes once a second, and later on a machine "

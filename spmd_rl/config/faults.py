@@ -17,6 +17,12 @@ PHASES = (
     *("adv", "exchange", "old_log_p", "reference_model", "update", "checkpoint", "export"),
 )
 """Where a rank can be: the names of timing/..., before the first of them, and between them."""
+VERBS = (
+    *("to_rollout", "to_training", "generate", "rewards", "compare_answers", "read", "judge", "keep_rewards"),
+    *("exchange", "score", "learn", "conversations", "write_conversations", "forget", "costs", "export_hf"),
+    *("checkpoint_bytes", "begin_checkpoint", "checkpoint_progress", "checkpoint_digests", "load", "reply", "stop"),
+)
+"""What rank 0 has all ranks do."""
 REWARD = "reward"
 """In place of a rank's process, those that grade its samples: `slow:reward,seconds=30`."""
 

@@ -89,10 +89,10 @@ def _dataset_name(source: str) -> str:
     return Path(source.partition(":")[2] or source).stem
 
 
-def dump(config: Any) -> str:
-    """YAML that load_config reads back to an equal Config, and `load` to equal settings, but for secrets."""
-    plain = hidden(_plain(dataclasses.asdict(config)))
-    return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=120)
+def dump(config: Any, hide: bool = True) -> str:
+    """YAML that load_config reads back to an equal Config, and `load` to equal settings, but for hidden secrets."""
+    plain = _plain(dataclasses.asdict(config))
+    return yaml.safe_dump(hidden(plain) if hide else plain, sort_keys=False, allow_unicode=True, width=120)
 
 
 def settings(config: Any) -> dict[str, Any]:

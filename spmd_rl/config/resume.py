@@ -38,8 +38,8 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str
 
 
 def may_differ(name: str, allowed: Sequence[str]) -> bool:
-    """Whether a setting is among these names, or begins as one that ends in a dot or an underscore."""
-    return any(name == a or (a.endswith((".", "_")) and name.startswith(a)) for a in allowed)
+    """Whether a setting is among these names or a part of one, or begins as one that ends in a dot or an underscore."""
+    return any(name == a or name.startswith(a if a.endswith((".", "_")) else f"{a}.") for a in allowed)
 
 
 def refused(before: Mapping[str, Any], now: Mapping[str, Any], allowed: Sequence[str]) -> list[str]:

@@ -232,6 +232,11 @@ def test_notes_say_what_works_and_is_worth_knowing():
         ("--checkpoint.resume runs/nowhere", "checkpoint.resume = runs/nowhere: no checkpoint is there"),
         ("--checkpoint.resume_allow train.learning_rat", "did you mean train.learning_rate?"),
         ("--checkpoint.keep_best eval/x/accuracy", "nothing is saved with checkpoint.every_steps = 0"),
+        ("--checkpoint.load weights", "checkpoint.load = weights: of which checkpoint? name its directory with"),
+        (
+            "--hang.deadline_seconds rolout 9",
+            "there is no such phase or verb; did you mean rollout?",
+        ),
         ("--checkpoint.keep_last 0 --checkpoint.every_steps 1", "checkpoint.keep_last = 0: out of range"),
     ],
 )
@@ -241,7 +246,8 @@ def test_checkpoints_that_could_not_work_are_refused(problems, arguments, words)
 
 
 def test_settings_that_may_differ_are_named_one_by_one_or_by_section(problems):
-    assert problems("--checkpoint.resume_allow train.learning_rate rollout. algorithm.clip_") == []
+    assert problems("--checkpoint.resume_allow train.learning_rate rollout. algorithm.clip_ reward reward.rules") == []
+    assert problems("--checkpoint.resume_allow reward.rules.math_answer --reward.rules math_answer 1.0") == []
 
 
 def test_a_config_error_is_a_value_error_that_holds_every_problem():

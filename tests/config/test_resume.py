@@ -35,6 +35,15 @@ def test_what_does_is_refused_with_both_values_and_the_way_out_unless_it_is_allo
     )
 
 
+@pytest.mark.parametrize("allowed", ["reward.rules", "reward.rules.", "reward.rules.math_answer", "reward"])
+def test_a_setting_with_parts_is_allowed_by_its_own_name_or_a_part_s(allowed):
+    before, now = {"reward.rules.math_answer": 1.0}, {"reward.rules.math_answer": 0.5}
+    [problem] = refused(before, now, ())
+    assert problem.startswith("reward.rules.math_answer = 0.5: the run to go on with had 1.0; ")
+    assert refused(before, now, (allowed,)) == []
+    assert refused(before, now, ("reward.rule",)) == [problem]
+
+
 def test_a_schedule_that_ends_at_the_last_step_keeps_its_length():
     before = {**BEFORE, "train.schedule": "cosine"}
     assert len(refused(before, {**before, "train.steps": 20}, ())) == 1
