@@ -20,6 +20,7 @@ from spmd_rl.config.load import dump, load_config
 from spmd_rl.config.model_shape import read_model_shape
 from spmd_rl.controller.run_log import CHECKPOINTS
 from spmd_rl.controller.same_run import compare, largest_gap
+from spmd_rl.doctor.local import visible_devices
 from spmd_rl.verify_resume.launched import Launched
 
 USER_ERROR = 2
@@ -129,7 +130,7 @@ def _other_layout(plan: Plan, other: Config, words: str) -> None:
     step = int(saved.name[5:])
     if step == plan.config.train.steps:
         raise RuntimeError(f"{saved}: the only one that is kept is of the last step; give --steps more")
-    config = _set(other, checkpoint={"resume": str(saved), "every_steps": 0})
+    config = _set(other, checkpoint={"resume": str(saved), "every_steps": 0, "keep_every": 0})
     run_dir = plan.directory / "other_layout"
     with _launched(plan, config, run_dir, "once", 0) as run:
         _require(run, plan.timeout_seconds)
@@ -142,7 +143,8 @@ def _other_layout(plan: Plan, other: Config, words: str) -> None:
 
 def _launched(plan: Plan, config: Config, run_dir: Path, name: str, max_restarts: int) -> Launched:
     file = plan.directory / f"{run_dir.name}.yaml"
-    file.write_text(dump(_set(config, run={"dir": str(run_dir)})))
+    file.write_text(dump(_set(config, run={"dir": str(run_dir)}), hide=False))
+    file.chmod(0o600)  # with the secrets that are in it
     output = plan.directory / f"{run_dir.name}_{name}.log"
     return Launched(["--config", str(file)], run_dir, output, plan.ranks, max_restarts, MODULE)
 
@@ -169,11 +171,13 @@ def _plan(options: argparse.Namespace, words: list[str]) -> Plan:
             "load": "all",
             "on_failure": "stop",
             "keep_last": 9,
+            "keep_best": None,
         },
+        inject=(),
         evaluation={"before": False, "after": False, "every_steps": 0},
         run={"samples_logged": -1, "export_hf": True, "wandb": "off", "tensorboard": False, "dir": None},
     )
-    ranks = options.ranks or _devices()
+    ranks = options.ranks or _devices(config.run.platform)
     _check(config, ranks)
     directory = options.dir.resolve()
     for own in filter(None, (given.run.dir, f"runs/{given.run.name}")):
@@ -206,7 +210,7 @@ def _with_words(config: Config, words: str) -> Config:
     import tempfile
 
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
-        file.write(dump(config))
+        file.write(dump(config, hide=False))
         file.flush()
         return load_config(["--config", file.name, *shlex.split(words)])
 
@@ -217,13 +221,10 @@ def _check(config: Config, ranks: int) -> None:
         raise ValueError("\n".join(problems))
 
 
-def _devices() -> int:
-    """Ranks that launch/torchrun.sh starts on this node: one a device; on a CPU 2."""
-    for kind in ("davinci", "nvidia"):
-        found = [path for path in Path("/dev").glob(f"{kind}*") if path.name.removeprefix(kind).isdigit()]
-        if found:
-            return len(found)
-    return 2
+def _devices(platform: str) -> int:
+    """As many ranks as there are devices that this process may see; on a CPU 2."""
+    kinds = ("npu", "cuda") if platform == "auto" else (platform,)
+    return max(visible_devices(kind) for kind in kinds) or 2
 
 
 def _say(text: str) -> None:
