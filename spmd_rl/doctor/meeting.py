@@ -104,7 +104,7 @@ def join(host: str, port: int, node: int, nodes: int, timeout_seconds: float) ->
 
     try:
         # torch would listen on every interface.
-        listener = {"master_listen_fd": _listener(host, port)} if node == 0 else {}
+        listener = {"master_listen_fd": _listener(host, port, nodes)} if node == 0 else {}
         store = TCPStore(
             host,
             port,
@@ -124,9 +124,17 @@ def join(host: str, port: int, node: int, nodes: int, timeout_seconds: float) ->
     return Meeting(store, node, nodes, timeout_seconds)
 
 
-def _listener(host: str, port: int) -> int:
-    """A file descriptor that listens at this address of this machine, and at no other."""
+def _listener(host: str, port: int, nodes: int) -> int:
+    """A file descriptor that listens at this address of this machine, and at no other.
+
+    Raises OSError where others can't reach what this machine takes for that address.
+    """
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    if nodes > 1 and address[0].startswith("127.") and host not in (address[0], "localhost"):
+        raise OSError(
+            f"MASTER_ADDR = {host} is {address[0]} on this machine, where no other node gets: give an address of the "
+            "network that they share, or mend /etc/hosts"
+        )
     with socket.socket(family, kind, protocol) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
