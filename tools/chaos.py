@@ -21,12 +21,14 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from spmd_rl.config.config import CheckpointConfig  # noqa: E402
-from spmd_rl.controller.checkpoints import Checkpoints, digests_here  # noqa: E402
+from spmd_rl.controller.checkpoints import Checkpoints  # noqa: E402
 from spmd_rl.controller.run_log import CHECKPOINTS  # noqa: E402
 from spmd_rl.controller.same_run import compare  # noqa: E402
+from spmd_rl.data.files import digests_of  # noqa: E402
 from spmd_rl.verify_resume.launched import Launched  # noqa: E402
 
 MODULE = "spmd_rl.grpo"
+OURS = ".chaos"
 RULE = "def variety(sample):\n    return len(set(sample.response)) % 5 / 5\n"
 SAVE_EVERY = 2
 # A kill in the start-up costs no progress, and with these steps left others could meet the end of the run.
@@ -185,7 +187,7 @@ class Chaos:
                 key = saved.path.name, (saved.path / "files.json").stat().st_mtime_ns
                 if key in self.found.verified:
                     continue
-                problems = self.checkpoints.problems(saved, digests_here)
+                problems = self.checkpoints.problems(saved, digests_of)
             except OSError:
                 continue
             if saved.path.exists():  # not removed meanwhile, as it may be
@@ -316,10 +318,11 @@ def main() -> None:
     options, more = parser.parse_known_args()
     steps = options.steps or 3 * options.kills + 2 * RESERVE_STEPS
     directory = options.dir.resolve()
-    if directory.exists() and any(directory.iterdir()) and not (directory / "rule.py").exists():
+    if directory.exists() and any(directory.iterdir()) and not (directory / OURS).exists():
         sys.exit(f"--dir {directory}: not empty, and not of an earlier chaos; name another one")
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
+    (directory / OURS).touch()
     problems = chaos(directory, options.kills, options.seed, options.ranks, steps, options.patience, more, options.json)
     sys.exit("\n".join(problems) if problems else 0)
 

@@ -280,6 +280,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         root = (chosen.keep or Path(scratch)).resolve()
         root.mkdir(parents=True, exist_ok=True)
+        if any(root.iterdir()):
+            parser.error(f"--keep {root}: not empty; runs that are there would go on")
         prepare(root)
         calm = undisturbed(root) if any(GROUPS[name].exact for name in names) else None
         rows = []
