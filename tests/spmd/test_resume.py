@@ -87,8 +87,8 @@ def test_another_layout_takes_up_a_checkpoint_and_a_rank_that_is_asked_to_end_sa
     status, output = again(storm, "other", "--parallel.tensor", "2", "--inject", slow, ask_after=step_line)
     assert status == 0, output[-4000:]
     there = {row["step"]: row for row in rows(storm.root / "other") if "actor/entropy" in row}
-    last = first + 1
-    assert set(there) == {first, last}
+    last = max(there)  # asked after a step was told: before it is saved, or in the next one, which is slow
+    assert set(there) == set(range(first, last + 1)) and last <= first + 1
     assert f"asked to end by SIGUSR1: step {last} is saved; the same command goes on from there" in output
     assert (storm.root / "other" / "checkpoints" / "latest").read_text() == f"step_{last:06d}\n"
     # The first step samples from the same weights: the same, but for rounding.
