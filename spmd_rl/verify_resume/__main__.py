@@ -162,6 +162,7 @@ def _plan(options: argparse.Namespace, words: list[str]) -> Plan:
             "steps, and some must follow it; give --steps more"
         )
     given = load_config([*(["--config", options.config] if options.config else []), *words])
+    given = dataclasses.replace(given, inject=())
     config = _set(
         given,
         train={"steps": options.steps},
@@ -173,7 +174,6 @@ def _plan(options: argparse.Namespace, words: list[str]) -> Plan:
             "keep_last": 9,
             "keep_best": None,
         },
-        inject=(),
         evaluation={"before": False, "after": False, "every_steps": 0},
         run={"samples_logged": -1, "export_hf": True, "wandb": "off", "tensorboard": False, "dir": None},
     )
