@@ -143,8 +143,8 @@ def _other_layout(plan: Plan, other: Config, words: str) -> None:
 
 def _launched(plan: Plan, config: Config, run_dir: Path, name: str, max_restarts: int) -> Launched:
     file = plan.directory / f"{run_dir.name}.yaml"
+    file.touch(0o600)  # the secrets are in it
     file.write_text(dump(_set(config, run={"dir": str(run_dir)}), hide=False))
-    file.chmod(0o600)  # with the secrets that are in it
     output = plan.directory / f"{run_dir.name}_{name}.log"
     return Launched(["--config", str(file)], run_dir, output, plan.ranks, max_restarts, MODULE)
 
