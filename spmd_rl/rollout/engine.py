@@ -1,5 +1,6 @@
 """An in-process vLLM engine of this rank: it never reads a weight from disk, and sleeps while the trainer works."""
 
+import gc
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -129,7 +130,12 @@ class Engine:
         from vllm.distributed.parallel_state import get_tp_group
 
         queue = get_tp_group().mq_broadcaster
-        self.llm.llm_engine.engine_core.shutdown()
+        # It looks twice for garbage among all objects of a process that is about to end, for a second each.
+        collect, gc.collect = gc.collect, lambda *_: 0
+        try:
+            self.llm.llm_engine.engine_core.shutdown()
+        finally:
+            gc.collect = collect
         # Tensor-parallel ranks talk through sockets that are files in TMPDIR; neither vLLM nor ZeroMQ removes them.
         for address in (queue.handle.local_subscribe_addr, queue.handle.local_notify_addr) if queue is not None else ():
             if address is not None:
