@@ -84,18 +84,25 @@ def launch(
     from spmd_rl.distributed.peers import naming_peers
     from spmd_rl.distributed.watch import reporting_timeouts
 
-    record(hiding_secrets(naming_peers(reporting_timeouts(live))), LastWords())(settings)
-    _leave()
+    try:
+        record(hiding_secrets(naming_peers(reporting_timeouts(live))), LastWords())(settings)
+    except SystemExit:
+        raise
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        _leave(1)
+    _leave(0)
 
 
-def _leave() -> None:
+def _leave(status: int) -> None:
     """End this process as Python does, but for taking itself apart, which takes seconds with torch and vLLM."""
-    threading._shutdown()  # waits for threads that are not daemons
+    if status == 0:
+        threading._shutdown()  # waits for threads that are not daemons
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):  # whoever reads it may be gone
             stream.flush()
-    os._exit(0)
+    os._exit(status)
 
 
 def hiding_secrets(act: Callable[[Any], None]) -> Callable[[Any], None]:
