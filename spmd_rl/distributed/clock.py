@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from spmd_rl.config.config import HangConfig
 from spmd_rl.distributed.beats import STOPPED_SECONDS, Beat
+from spmd_rl.distributed.naming import ranks_named
 from spmd_rl.distributed.whereabouts import IDLE, WAITS
 
 GRADING = ("rewards", "compare_answers")
@@ -133,16 +134,3 @@ class Clock:
             return None
         self._told = what
         return expired
-
-
-def ranks_named(ranks: Iterable[int]) -> str:
-    """rank 3; ranks 0-2, 5."""
-    numbers = sorted(ranks)
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    words = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
-    return f"rank {words}" if len(numbers) == 1 else f"ranks {words}"

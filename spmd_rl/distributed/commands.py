@@ -14,6 +14,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
+from spmd_rl.distributed.naming import ranks_named
 from spmd_rl.distributed.whereabouts import WAITS, at, here, move
 from spmd_rl.distributed.world import World
 
@@ -51,9 +52,8 @@ class Commands:
         with at(f"{WAITS}all ranks to be at {verb}"):
             missing = [rank for rank in others if not _finished_by(receipts[rank], deadline)]
         if missing:
-            names = ", ".join(str(rank) for rank in missing)
             raise MissingRanks(
-                f"rank {names} did not arrive at verb '{verb}' within {self.timeout_seconds:g} s "
+                f"{ranks_named(missing)} did not arrive at verb '{verb}' within {self.timeout_seconds:g} s "
                 f"(run.control_timeout_seconds): its last verb may still run there, or the process is stopped"
             )
         with at(f"{WAITS}all ranks to have {verb}"):

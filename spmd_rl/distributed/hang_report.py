@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from spmd_rl.distributed.beats import Beat
-from spmd_rl.distributed.clock import ranks_named
+from spmd_rl.distributed.naming import ranks_named
 from spmd_rl.distributed.processes import GONE, STOPPED
 from spmd_rl.distributed.whereabouts import WAITS
 

@@ -13,6 +13,8 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
+from spmd_rl.distributed.naming import ranks_named
+
 _PAUSE_SECONDS = 0.02
 
 
@@ -64,8 +66,7 @@ def _call(store: dist.Store, word: str, size: int, deadline: float, timeout_seco
             said = seen
         missing = {rank for rank in missing if _read(store, f"spmd_rl/{word}/{rank}") != seen[rank] or not seen[rank]}
         if missing and time.monotonic() > deadline:
-            names = ", ".join(map(str, sorted(missing)))
-            raise NobodyThere(f"rank {names} did not come within {timeout_seconds:g} s: look at its node")
+            raise NobodyThere(f"{ranks_named(missing)} did not come within {timeout_seconds:g} s: look at its node")
         time.sleep(_PAUSE_SECONDS if missing else 0)
     return word
 

@@ -25,9 +25,10 @@ import torch.distributed as dist
 from spmd_rl.config.config import HangConfig
 from spmd_rl.distributed import processes
 from spmd_rl.distributed.beats import STOPPED_SECONDS, Beat, Legacy, Pulse
-from spmd_rl.distributed.clock import Clock, Expired, Sight, ranks_named
+from spmd_rl.distributed.clock import Clock, Expired, Sight
 from spmd_rl.distributed.hang_report import Standing, judge, report
 from spmd_rl.distributed.last_words import ERROR_FILE, leave
+from spmd_rl.distributed.naming import ranks_named
 from spmd_rl.distributed.whereabouts import WAITS, move
 from spmd_rl.distributed.world import World
 

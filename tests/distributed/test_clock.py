@@ -4,7 +4,8 @@ import pytest
 
 from spmd_rl.config.config import HangConfig
 from spmd_rl.distributed.beats import Beat
-from spmd_rl.distributed.clock import Clock, ranks_named
+from spmd_rl.distributed.clock import Clock
+from spmd_rl.distributed.naming import ranks_named
 from spmd_rl.distributed.whereabouts import IDLE, WAITS
 
 CONFIG = HangConfig(minimum_seconds=10, factor=4, first_seconds=100, silent_seconds=30)

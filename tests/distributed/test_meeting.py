@@ -38,7 +38,7 @@ def test_an_attempt_of_fewer_ranks_may_follow():
     assert meet_all(store, 1)
 
 
-@pytest.mark.parametrize(("here", "named"), [(0, "rank 1, 2"), (1, "rank 0 did not come")])
+@pytest.mark.parametrize(("here", "named"), [(0, "ranks 1-2"), (1, "rank 0 did not come")])
 def test_who_does_not_come_is_named(here, named):
     store = dist.HashStore()
     meet_all(store, 3)  # what these left is no sign of life
