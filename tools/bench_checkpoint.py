@@ -118,10 +118,12 @@ class Bench:
         return directory, time.perf_counter() - started
 
     def waited_for(self, number: int) -> tuple[float, int]:
-        """A synchronous save: seconds, and the bytes that all ranks wrote."""
+        """A synchronous save: seconds until all is written, and read again for its digests; the bytes of all ranks."""
         directory, seconds = self.begin(number)
         started = time.perf_counter()
         self._progress(True)
+        self.written = seconds + time.perf_counter() - started
+        self._digests(directory, True)
         seconds += time.perf_counter() - started
         self._all(None)
         size = sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
@@ -132,12 +134,13 @@ class Bench:
         """A save beside training: seconds that it kept training waiting, of these at the beginning; steps' seconds."""
         directory, begun = self.begin(number)
         blocked, steps = begun, []
-        written = False
-        while not written:
+        written = complete = False
+        while not complete:
             steps.append(self.step())
             self._all(None)  # the ranks end a step together; what one is slower by is the step's
             started = time.perf_counter()
-            written = self._progress(False)
+            written = written or self._progress(False)
+            complete = written and self._digests(directory, False)
             blocked += time.perf_counter() - started
         self._remove(directory)
         return blocked, begun, steps
@@ -147,6 +150,12 @@ class Bench:
         answer = self.saving.progress(wait)
         assert answer["failed"] is None, answer["failed"]
         return answer["written"]
+
+    def _digests(self, directory: Path, wait: bool) -> bool:
+        """As the keeper asks for them, of all files of a checkpoint, which the ranks share: all are there, or not."""
+        names = sorted(str(file.relative_to(directory)) for file in directory.rglob("*") if file.is_file())
+        mine = self.saving.digests(directory, names[self.world.rank :: self.world.size], wait)
+        return all(self._all(mine is not None))
 
     def _remove(self, directory: Path) -> None:
         self._all(None)
@@ -163,20 +172,22 @@ class Bench:
         quiet = [self.step() for _ in range(STEPS_BEFORE)]
         with Memory() as still:
             quiet += [self.step() for _ in range(STEPS_BEFORE)]
-        waited, beside = [], []
+        waited, written, beside = [], [], []
         size = 0
         for turn in range(ROUNDS):
             seconds, size = self.waited_for(2 * turn + 1)
             waited.append(seconds)
+            written.append(self.written)
             beside.append(self.beside(2 * turn + 2))
         with Memory() as saving:  # not while the clock runs: looking takes the interpreter
             self.beside(2 * ROUNDS + 1)
-        return self._told(first, waited, beside, saving.peak - still.peak, quiet, size)
+        return self._told(first, waited, written, beside, saving.peak - still.peak, quiet, size)
 
     def _told(
         self,
         first: float,
         waited: list[float],
+        written: list[float],
         beside: list[tuple[float, float, list[float]]],
         memory: int,
         quiet: list[float],
@@ -185,6 +196,7 @@ class Bench:
         mine = {
             "first": first,
             "waited": statistics.median(waited),
+            "written": statistics.median(written),
             "blocked": statistics.median(blocked for blocked, _, _ in beside),
             "begun": statistics.median(begun for _, begun, _ in beside),
             "memory": memory,
@@ -199,9 +211,10 @@ class Bench:
         ratio = worst["blocked"] / worst["waited"]
         return [
             f"{self.world.size} ranks, {self.layout}",
-            f"a checkpoint's files            {size / MIB:9.0f} MiB, {size / worst['waited'] / MIB:.0f} MiB/s",
+            f"a checkpoint's files            {size / MIB:9.0f} MiB, {size / worst['written'] / MIB:.0f} MiB/s",
             f"a rank's shard                  {worst['shard'] / MIB:9.0f} MiB",
-            f"synchronous save                {worst['waited']:9.3f} s  (the first {worst['first']:.3f} s)",
+            f"synchronous save                {worst['waited']:9.3f} s  ({worst['written']:.3f} s of it to write, "
+            f"the rest to read again; the first {worst['first']:.3f} s)",
             f"asynchronous save blocks        {worst['blocked']:9.3f} s  {ratio:.1%} of it "
             f"({worst['begun']:.3f} s of it at the beginning)",
             f"a step, and beside a save       {worst['quiet']:9.3f} s, {worst['busy']:.3f} s",
