@@ -177,7 +177,7 @@ GROUPS = {
             Case(
                 "nan:phase=checkpoint,rank=0,step=4", "the save, the next rollout", f"{UNSAVED}|{UNLIKELY}", RESTARTED
             ),
-            Case("kill:rank=1,phase=reshard_to_infer,step=5", "the other rank, torchrun", killed(1), RESTARTED),
+            Case("kill:rank=1,phase=reshard_to_infer,step=6", "the other rank, torchrun", killed(1), RESTARTED),
         ),
         exact=True,
         restarts=8,
