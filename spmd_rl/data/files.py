@@ -6,8 +6,8 @@ from pathlib import Path
 
 UNREADABLE = "can't be read"
 """What a digest begins with that there is none of."""
-# Below what glibc maps by itself: a larger block, freed, would have it take blocks of that size from the heap from then on,
-# which grew by 0.2 MB a step of a tiny run.
+# Below what glibc maps by itself. Once a larger block is freed, blocks of that size come from the heap, which grew by
+# 0.2 MB a step of a tiny run.
 _CHUNK = 1 << 16
 
 
