@@ -61,7 +61,7 @@ def _search(config: Config, run_dir: Path, world: World) -> tuple[Resumed | None
             saved, problems = own.newest_whole(digests)
             notes = [f"checkpoint.resume = {resume}: passed over, {problem}" for problem in problems]
             if saved is not None and resume != "auto":
-                notes.append(f"checkpoint.resume = {resume}: taken up before; goes on from what was saved since")
+                notes.append(f"checkpoint.resume = {resume}: so the run began; it goes on from what it has saved since")
             if saved is not None:
                 return _checked(Resumed(saved, same_run=True), config), notes
         if resume in ("auto", "never"):

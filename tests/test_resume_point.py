@@ -140,7 +140,7 @@ def test_the_same_command_goes_on_from_what_it_has_saved_since(run_dir, tmp_path
     write(Checkpoints(run_dir / "checkpoints", CheckpointConfig()), 6, settings=settings(told(path, load)))
     found, notes = resumed(run_dir, path, load=load)
     assert found.saved.step == 6 and found.same_run and not found.only_weights
-    assert notes == [f"checkpoint.resume = {path}: taken up before; goes on from what was saved since"]
+    assert notes == [f"checkpoint.resume = {path}: so the run began; it goes on from what it has saved since"]
     again, _ = (
         resumed(run_dir, path, load=load, train=dataclasses.replace(CONFIG.train, learning_rate=1.0))
         if (load == "weights")

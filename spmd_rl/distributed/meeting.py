@@ -35,7 +35,9 @@ def meet(timeout_seconds: float) -> dist.Store:
 
 def of_all_attempts(store: dist.Store) -> dist.Store:
     """The launcher's store that this attempt's is a part of: what is written there outlives restarts of the ranks."""
-    return store.underlying_store if isinstance(store, dist.PrefixStore) else store
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    return store
 
 
 def agree(store: dist.Store, rank: int, size: int, timeout_seconds: float) -> str:

@@ -7,6 +7,7 @@ import pytest
 import torch.distributed as dist
 
 from spmd_rl.distributed.meeting import NobodyThere, agree
+from spmd_rl.distributed.world import World
 
 
 def meet_all(store, size, delays=()):
@@ -44,3 +45,14 @@ def test_who_does_not_come_is_named(here, named):
     meet_all(store, 3)  # what these left is no sign of life
     with pytest.raises(NobodyThere, match=named):
         agree(store, here, 3, 0.3)
+
+
+def test_what_a_launch_has_begun_is_known_to_its_later_attempts_and_to_no_other_launch():
+    launch = dist.HashStore()
+    first, second = (
+        World(0, 1, 0, 1, None, None, dist.PrefixStore("attempt", dist.PrefixStore(word, launch))) for word in "ab"
+    )
+    assert not first.begun() and not second.begun()
+    first.begin()
+    assert first.begun() and second.begun()
+    assert not World(0, 1, 0, 1, None, None, dist.PrefixStore("a", dist.HashStore())).begun()
