@@ -200,4 +200,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    status = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # What torch has started for several processes is not always ended when Python takes itself apart: it then aborts.
+    os._exit(status)
