@@ -14,6 +14,8 @@ from spmd_rl.data.samples import SAMPLES, samples_step
 # What a clock or a memory meter says is another time's, and so is how often ranks had to start again.
 MEASURED = ("time", "timing/", "memory/", "bytes/", "e2e_tps", "update_tps", "vllm_tps", "rollout/response_tps")
 MEASURED += ("rollout/imbalance_fraction", "restart/", "process/")
+# What says how work was laid out, and not what came of it.
+_LAYOUT = ("update/imbalance_fraction", "update/padding_fraction")
 _FLOATS = {"F64": "<f8", "F32": "<f4", "F16": "<f2"}
 
 Everything = range(0, 1 << 62)
@@ -66,15 +68,15 @@ def rows(run_dir: Path) -> list[dict[str, Any]]:
 def largest_gap(run_a: Path, run_b: Path, steps: range = Everything, weights: bool = True) -> tuple[float, str]:
     """The largest relative difference of a metric or, with `weights`, a parameter, and which it is.
 
-    Of a metric |a - b| / max(|a|, |b|), where one is above 1e-6; of a parameter the norm of the difference by the norm
-    of the parameter.
+    Metrics of how work was laid out are left out. Of a metric |a - b| / max(|a|, |b|), where one is above 1e-6; of a
+    parameter the norm of the difference by the norm of the parameter.
     """
     worst = (0.0, "nothing")
     ours, theirs = ({_key(row): row for row in rows(run)} for run in (run_a, run_b))
     for key in ours.keys() & theirs.keys():
         if key[0] not in steps:
             continue
-        for name in ours[key].keys() & theirs[key].keys():
+        for name in (ours[key].keys() & theirs[key].keys()).difference(_LAYOUT):
             one, other = ours[key][name], theirs[key][name]
             size = max(abs(one or 0.0), abs(other or 0.0))
             if size > 1e-6:
