@@ -15,14 +15,14 @@ from spmd_rl.config.check_serving import (
     in_own_words,
     weights_dtype,
 )
-from spmd_rl.config.load import load, load_dataset_config
-from spmd_rl.config.model_shape import read_model_shape
-from spmd_rl.config.secrets import hidden
+from spmd_rl.config.loading import load, load_dataset_config
+from spmd_rl.config.redact import hidden
 from spmd_rl.config.serving import EvaluateConfig, of_evaluation
-from spmd_rl.controller import evaluation_report as report
-from spmd_rl.controller.benchmark import Benchmark, Line, ask, asked, check_asked, compare, measure
-from spmd_rl.data.sampling import Sampling
+from spmd_rl.data.sampling_params import Sampling
 from spmd_rl.distributed.environment import size_from_environment
+from spmd_rl.evaluation import report as report
+from spmd_rl.evaluation.benchmark import Benchmark, Line, ask, asked, check_asked, compare, measure
+from spmd_rl.models.model_shape import read_model_shape
 from spmd_rl.program import launch, names_split
 from spmd_rl.serve import Given, Stage, live
 
@@ -120,7 +120,7 @@ def run(evaluation: Evaluation) -> None:
 
 def _read(evaluation: Evaluation, tokenizer: Any) -> tuple[dict[str, Any], list[str]]:
     """Every rank reads all questions: only their row numbers travel."""
-    from spmd_rl.data.prompts import load_dataset
+    from spmd_rl.data.sources.prompts import load_dataset
     from spmd_rl.data.tokens import chat_template, fingerprint, load_tokenizer
 
     settings, config = evaluation.settings, evaluation.given.config

@@ -7,14 +7,14 @@ from spmd_rl.algorithms.curation import group_fractions, teaching_samples
 from spmd_rl.algorithms.reduce import token_weights
 from spmd_rl.algorithms.schedule import learning_rate
 from spmd_rl.config.config import Config
-from spmd_rl.controller.keeper import Keeper
-from spmd_rl.controller.measure import evaluate, judged_correct, keep_conversations, sample_metrics
+from spmd_rl.controller.checkpoint_manager import Keeper
 from spmd_rl.controller.planner import plan_microbatches
 from spmd_rl.controller.ranks import Ranks
 from spmd_rl.controller.reward_models import RewardModels
-from spmd_rl.controller.run_log import RunLog
-from spmd_rl.data.sampling import Sampling
+from spmd_rl.controller.rollout_metrics import evaluate, judged_correct, keep_conversations, sample_metrics
+from spmd_rl.data.sampling_params import Sampling
 from spmd_rl.program import Story, main
+from spmd_rl.runlog.run_log import RunLog
 
 
 def run_grpo(config: Config, ranks: Ranks, story: Story, log: RunLog) -> None:

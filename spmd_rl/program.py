@@ -19,23 +19,23 @@ from typing import Any
 from spmd_rl.config.check import check, notes
 from spmd_rl.config.check_reward_models import read_reward_shape, speaking_of
 from spmd_rl.config.config import Config
-from spmd_rl.config.faults import check_parameters
-from spmd_rl.config.load import dump, load_config, load_dataset_config
-from spmd_rl.config.model_shape import ModelShape, read_model_shape
-from spmd_rl.config.secrets import hide_in
-from spmd_rl.controller.benchmark import Benchmark
-from spmd_rl.controller.checkpoints import Saved
-from spmd_rl.controller.keeper import Preempted
-from spmd_rl.controller.run_log import RunLog, require_wandb_key
-from spmd_rl.data.order import PromptOrder
-from spmd_rl.distributed.asked import listen
+from spmd_rl.config.fault_spec import check_parameters
+from spmd_rl.config.loading import dump, load_config, load_dataset_config
+from spmd_rl.config.redact import hide_in
+from spmd_rl.controller.checkpoint_manager import Preempted
+from spmd_rl.data.sources.order import PromptOrder
 from spmd_rl.distributed.environment import (
     local_rank_from_environment,
     rank_from_environment,
     restarts_from_environment,
     size_from_environment,
 )
-from spmd_rl.distributed.whereabouts import at
+from spmd_rl.distributed.status import at
+from spmd_rl.evaluation.benchmark import Benchmark
+from spmd_rl.health.preemption import listen
+from spmd_rl.models.model_shape import ModelShape, read_model_shape
+from spmd_rl.runlog.checkpoint_store import Saved
+from spmd_rl.runlog.run_log import RunLog, require_wandb_key
 
 USER_ERROR = 2
 
@@ -80,9 +80,9 @@ def launch(
     with refusing():
         settings = configure(sys.argv[1:] if arguments is None else arguments)
     _exit_on_signals(before_exit)
-    from spmd_rl.distributed.last_words import LastWords
-    from spmd_rl.distributed.peers import naming_peers
-    from spmd_rl.distributed.watch import reporting_timeouts
+    from spmd_rl.distributed.addresses import naming_peers
+    from spmd_rl.health.error_file import LastWords
+    from spmd_rl.health.watchdog import reporting_timeouts
 
     try:
         record(hiding_secrets(naming_peers(reporting_timeouts(live))), LastWords())(settings)
@@ -178,7 +178,7 @@ def run(config: Config, shape: ModelShape, tell: Tell) -> None:
 
         world = worlds.start(platform, config.run.collective_timeout_seconds)
         from spmd_rl.distributed.gather import gather
-        from spmd_rl.resume import resume_point
+        from spmd_rl.runtime.resume_point import resume_point
 
         run_dir = Path(config.run.dir or f"runs/{config.run.name}")
         restarts = max(gather(restarts_from_environment(), world.payload))  # torchrun counts on each node for itself
@@ -188,7 +188,7 @@ def run(config: Config, shape: ModelShape, tell: Tell) -> None:
             resumed, said = resume_point(config, run_dir, world)
     except ValueError as error:
         _refuse(error)
-    from spmd_rl.worker.worker import Worker
+    from spmd_rl.worker.train_worker import Worker
 
     gc.freeze()
     gc.enable()
@@ -229,7 +229,7 @@ def run(config: Config, shape: ModelShape, tell: Tell) -> None:
 
 def watch_ranks(config: Config, world: Any, directory: Path | None) -> Any:
     """What finds a hang; None where the configuration wants none. `directory`: where a report goes."""
-    from spmd_rl.distributed.watch import Watch
+    from spmd_rl.health.watchdog import Watch
 
     # A grader may take its time; only a deadline that was set is shorter.
     least = 2 * config.reward.timeout_seconds if config.reward.rules else 0.0
@@ -267,14 +267,14 @@ def _faults(config: Config, run_dir: Path, rank: int, restarts: int) -> Any:
     """What this rank was asked to suffer, if anything; it may strike from now on."""
     if not config.inject:
         return None
-    from spmd_rl.worker.faults import Faults
+    from spmd_rl.testing.fault_injection import Faults
 
     return Faults(config, run_dir, rank, restarts)
 
 
 def _check_weights(config: Config, shape: ModelShape) -> None:
     """Read the headers of all weight files: a missing, truncated or foreign one is found before anything is made."""
-    from spmd_rl.weights.load import check_headers, read_headers
+    from spmd_rl.weights.files.hf_reader import check_headers, read_headers
 
     check_parameters(config, read_headers(config.model.path) if config.inject else ())
     for path in {config.model.path, config.model.reference_path or config.model.path}:
@@ -295,7 +295,7 @@ class _Loaded:
 
 def _read_prompts(config: Config) -> _Loaded:
     """Every rank reads all prompts: only their row numbers travel."""
-    from spmd_rl.data.prompts import load_dataset, load_prompts
+    from spmd_rl.data.sources.prompts import load_dataset, load_prompts
     from spmd_rl.data.tokens import load_tokenizer
 
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
@@ -321,7 +321,7 @@ def _read_prompts(config: Config) -> _Loaded:
 
 def _read_reward_models(config: Config, loaded: _Loaded) -> dict[str, Any]:
     """How each reward model reads samples; a tokenizer or template that can't is found out now."""
-    from spmd_rl.data.reading import make_reader
+    from spmd_rl.data.reward_model_reading import make_reader
     from spmd_rl.data.tokens import load_tokenizer
 
     readers = {}
@@ -345,8 +345,8 @@ def names_split(name: str, names: dict[str, str]) -> str:
 def start_graders(config: Config, prompt: Any) -> Any:
     """The grader processes, tried on the first prompt's own answer: a rule that returns no number is found out now."""
     from spmd_rl.rewards.grade import RewardSample
-    from spmd_rl.rewards.no_rules import NoRules
-    from spmd_rl.rewards.pool import GraderPool
+    from spmd_rl.rewards.grading.null_pool import NoRules
+    from spmd_rl.rewards.grading.pool import GraderPool
 
     reward = config.reward
     if not reward.rules:  # reward models alone decide
@@ -400,7 +400,7 @@ def _refuse(error: ValueError) -> None:
             traceback.print_exc()
     if "TORCHELASTIC_ERROR_FILE" in os.environ:
         # torchrun ends with a report on the first rank that failed; it quotes this: the last words are the reason.
-        from spmd_rl.distributed.last_words import LastWords
+        from spmd_rl.health.error_file import LastWords
 
         LastWords().record_exception(error.with_traceback(None))
     sys.exit(USER_ERROR)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from spmd_rl.config.config import Config
-from spmd_rl.config.model_shape import ModelShape
+from spmd_rl.models.model_shape import ModelShape
 from spmd_rl.program import attend, refusing, start_graders, watch_ranks
 
 
@@ -61,7 +61,7 @@ def live(given: Given, read: Read, tell: Callable[[Stage], None], in_words: Call
         from spmd_rl.patches import vllm
         from spmd_rl.patches.patch import apply_all
         from spmd_rl.rollout.options import model_options
-        from spmd_rl.weights.served import open_source
+        from spmd_rl.weights.files.engine_load import open_source
 
         apply_all(vllm.PATCHES, platform.name)
         model_options(config.model.path, given.shape, config.rollout.block_tokens, platform)
@@ -76,13 +76,13 @@ def live(given: Given, read: Read, tell: Callable[[Stage], None], in_words: Call
 
         world = worlds.start(platform, config.run.collective_timeout_seconds)
         watch = watch_ranks(config, world, given.directory)
-    from spmd_rl.worker.server import Server
+    from spmd_rl.worker.serve_worker import Server
 
     with refusing(in_words):
         server = Server(config, given.shape, platform, world, given.max_tokens, prompts, tokenizer, pool)
 
     def control(commands: Any) -> None:
-        from spmd_rl.controller.servers import Servers
+        from spmd_rl.controller.serve_ranks import Servers
 
         servers = Servers(commands, server)
         tell(Stage(servers, server, world.size, tokenizer, prompts, notes))

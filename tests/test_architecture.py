@@ -13,18 +13,21 @@ PACKAGE = ROOT / "spmd_rl"
 # From the top down; what stands in one row does not import each other.
 LAYERS = (
     ("grpo", "plan", "evaluate", "chat", "verify_resume"),
-    ("serve",),
-    ("program", "dry_run", "doctor"),
-    ("resume",),
+    ("serve", "analysis"),
+    ("program", "doctor"),
+    ("runtime", "testing"),
     ("controller", "worker"),
-    ("training", "rollout"),
+    ("runlog", "evaluation", "training", "rollout"),
     ("weights",),
     ("algorithms", "rewards"),
     ("data",),
+    ("health",),
     ("distributed",),
     ("patches",),
     ("platforms",),
     ("config",),
+    ("models",),
+    ("errors",),
 )
 # Library -> where it may be imported; a name that ends in / is a folder.
 DOORS = {
@@ -33,28 +36,38 @@ DOORS = {
     "vllm_ascend": ("rollout/", "patches/"),
     "torch_npu": ("platforms/npu.py",),
     "transformers": ("data/", "training/model.py"),
-    "datasets": ("data/tables.py",),
-    "pyarrow": ("data/tables.py", "data/prepared.py"),
-    "reasoning_gym": ("data/tasks.py",),
+    "datasets": ("data/sources/tables.py",),
+    "pyarrow": ("data/sources/tables.py", "data/sources/prepared.py"),
+    "reasoning_gym": ("data/sources/tasks.py",),
     "safetensors": ("weights/",),
-    "numba": ("weights/row_sums.py",),
+    "numba": ("weights/transfer/checksum_kernel.py",),
     "tyro": ("config/",),
     "yaml": ("config/",),
     "math_verify": ("rewards/",),
-    "wandb": ("controller/run_log.py",),
-    "tensorboard": ("controller/run_log.py",),
-    "rich": ("controller/run_log.py", "controller/console.py", "controller/evaluation_report.py"),
-    "plotext": ("controller/report.py",),
-    "matplotlib": ("controller/pictures.py",),
+    "wandb": ("runlog/run_log.py",),
+    "tensorboard": ("runlog/run_log.py",),
+    "rich": ("runlog/run_log.py", "runlog/console.py", "evaluation/report.py"),
+    "plotext": ("analysis/curves.py",),
+    "matplotlib": ("analysis/figures.py",),
     "ray": (),
 }
 # These do not import torch, and nothing that they import on loading does: command lines are answered, and graders'
 # processes started, without it.
-TORCH_FREE = ("config", "data", "rewards", "plan", "dry_run")
+TORCH_FREE = ("errors", "models", "config", "data", "rewards", "plan")
 # These decide and tell; what they tell the ranks through may use torch.
-TORCH_FREE_THEMSELVES = ("controller", "grpo", "evaluate", "chat", "serve", "verify_resume")
+TORCH_FREE_THEMSELVES = (
+    "controller",
+    "runlog",
+    "evaluation",
+    "analysis",
+    "grpo",
+    "evaluate",
+    "chat",
+    "serve",
+    "verify_resume",
+)
 
-SERVER = ("worker/server.py", "Server")
+SERVER = ("worker/serve_worker.py", "Server")
 FILES = sorted(PACKAGE.rglob("*.py"))
 PLACE = {path: path.relative_to(PACKAGE).as_posix() for path in FILES}
 
@@ -90,7 +103,7 @@ def _imports(body: list[ast.stmt], path: Path, on_loading: bool) -> Iterator[Imp
                 base = ".".join(package[: len(package) - node.level + 1])
                 module = f"{base}.{module}" if module else base
             yield Import(module, node.lineno, on_loading)
-            # `from spmd_rl.weights import layout` imports the module spmd_rl.weights.layout.
+            # `from spmd_rl.weights import layout` imports the module spmd_rl.weights.transfer.boxes.
             for alias in node.names:
                 if module.startswith("spmd_rl") and is_module(f"{module}.{alias.name}"):
                     yield Import(f"{module}.{alias.name}", node.lineno, on_loading)
@@ -225,22 +238,26 @@ def verbs(path: Path, class_name: str) -> set[str]:
 
 
 def test_ranks_and_worker_have_the_same_verbs():
-    paths = PACKAGE / "controller" / "ranks.py", PACKAGE / "worker" / "worker.py"
+    paths = PACKAGE / "controller" / "ranks.py", PACKAGE / "worker" / "train_worker.py"
     if missing := [path.relative_to(ROOT).as_posix() for path in paths if not path.exists()]:
         pytest.skip(f"not written yet: {', '.join(missing)}")
-    told, done = verbs(paths[0], "Ranks"), verbs(paths[1], "Worker") | verbs(PACKAGE / "worker" / "rank.py", "Rank")
+    told, done = (
+        verbs(paths[0], "Ranks"),
+        verbs(paths[1], "Worker") | verbs(PACKAGE / "worker" / "base_worker.py", "Rank"),
+    )
     assert told and told == done
 
 
 def test_the_verbs_that_have_deadlines_are_those_that_there_are():
-    from spmd_rl.config.faults import VERBS
+    from spmd_rl.config.fault_spec import VERBS
 
     told = [
-        verbs(PACKAGE / "controller" / file, name) for file, name in (("ranks.py", "Ranks"), ("servers.py", "Servers"))
+        verbs(PACKAGE / "controller" / file, name)
+        for file, name in (("ranks.py", "Ranks"), ("serve_ranks.py", "Servers"))
     ]
     assert sorted(VERBS) == sorted(told[0] | told[1])
 
 
 def test_servers_and_server_have_the_same_verbs_beside_those_of_every_rank():
-    told, done = (verbs(PACKAGE / path, name) for path, name in (("controller/servers.py", "Servers"), SERVER))
+    told, done = (verbs(PACKAGE / path, name) for path, name in (("controller/serve_ranks.py", "Servers"), SERVER))
     assert told and told == done

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from spmd_rl.dry_run.text import in_bytes
-from spmd_rl.plan import main
+from spmd_rl.plan.__main__ import main
+from spmd_rl.plan.text import in_bytes
 
 # Sizes as published with DeepSeek-V3: 671 billion parameters.
 DEEPSEEK_V3 = {
@@ -161,7 +161,7 @@ def test_what_does_not_bear_on_the_weights_is_only_mentioned(run):
 def test_it_works_without_torch_and_buckets_are_those_of_the_platforms():
     ask = "import sys, spmd_rl.plan; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", ask], cwd=Path(__file__).parent.parent).returncode == 0
-    from spmd_rl.dry_run.weights import BUCKET_BYTES
+    from spmd_rl.plan.traffic import BUCKET_BYTES
     from spmd_rl.platforms.cpu import CPU
     from spmd_rl.platforms.cuda import CUDA
     from spmd_rl.platforms.npu import NPU

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from spmd_rl.config.load import load_config
-from spmd_rl.config.model_shape import read_model_shape
+from spmd_rl.config.loading import load_config
+from spmd_rl.models.model_shape import read_model_shape
 from spmd_rl.program import _check_weights, _read_prompts, _read_reward_models, start_graders
 from tiny_models import make_tiny
 from tiny_tokenizer import make_tokenizer

@@ -9,11 +9,11 @@ from torch.distributed import HashStore
 
 from spmd.hostile import Trap
 from spmd_rl.config.config import CheckpointConfig, Config, ModelConfig
-from spmd_rl.config.load import settings
-from spmd_rl.controller.checkpoints import FILES, STATE, Checkpoints
-from spmd_rl.data.files import digests_of
+from spmd_rl.config.loading import settings
+from spmd_rl.data.digests import digests_of
 from spmd_rl.distributed.world import World
-from spmd_rl.resume import resume_point
+from spmd_rl.runlog.checkpoint_store import FILES, STATE, Checkpoints
+from spmd_rl.runtime.resume_point import resume_point
 
 
 def alone(begun=False):
@@ -170,6 +170,6 @@ def test_ranks_that_see_different_files_all_say_so(run_dir, monkeypatch):
     def other_rank_too(said, group):
         return [said, "begins anew" if isinstance(said, str) and said.startswith("takes") else said]
 
-    monkeypatch.setattr("spmd_rl.resume.gather", other_rank_too)
+    monkeypatch.setattr("spmd_rl.runtime.resume_point.gather", other_rank_too)
     with pytest.raises(ValueError, match=r"find different checkpoints \(rank 0 takes up .*; rank 1 begins anew\)"):
         resumed(run_dir)

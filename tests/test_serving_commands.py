@@ -7,7 +7,7 @@ import pytest
 
 from spmd_rl import chat, evaluate
 from spmd_rl.config.check_serving import weights_dtype
-from spmd_rl.config.load import dump, load
+from spmd_rl.config.loading import dump, load
 from spmd_rl.config.serving import ChatConfig, EvaluateConfig
 
 DEMO = "configs/datasets/arithmetic_demo.yaml"
@@ -111,7 +111,7 @@ def test_settings_may_stand_in_a_file(tmp_path):
 
 def test_the_demos_evaluation_is_what_the_demo_itself_evaluates():
     from spmd_rl.config.config import ArithmeticConfig
-    from spmd_rl.config.load import load_config, load_dataset_config
+    from spmd_rl.config.loading import load_config, load_dataset_config
 
     demo = load_config(["--config", "configs/demo_smollm2_cpu.yaml"])
     given = load(EvaluateConfig, ["--config", "configs/evaluation/demo_smollm2_cpu.yaml"], {}, "")

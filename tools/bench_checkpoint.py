@@ -26,8 +26,8 @@ MIB = 2**20
 
 
 def main() -> None:
-    from spmd_rl.config.load import load_config
-    from spmd_rl.config.model_shape import read_model_shape
+    from spmd_rl.config.loading import load_config
+    from spmd_rl.models.model_shape import read_model_shape
     from spmd_rl.platforms.platform import current
 
     config = load_config(sys.argv[1:])
@@ -58,8 +58,8 @@ class Bench:
         from spmd_rl.training.parallel import start_parallel
         from spmd_rl.training.trainer import Trainer
         from spmd_rl.weights.families import megatron_shard
-        from spmd_rl.weights.load import load_shard
-        from spmd_rl.worker.saving import Saving
+        from spmd_rl.weights.files.hf_reader import load_shard
+        from spmd_rl.worker.shard_saver import Saving
 
         layout = TrainLayout.of(config.parallel, world.size)
         place = start_parallel(layout, config.run.seed)

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import TypeVar
 
-from spmd_rl.config.model_shape import Experts, LatentAttention
 from spmd_rl.distributed.layout import RolloutLayout, TrainLayout
+from spmd_rl.models.model_shape import Experts, LatentAttention
 from spmd_rl.weights.families import megatron_shard, vllm_shard
-from spmd_rl.weights.flow import flow
-from spmd_rl.weights.plan import Planner
+from spmd_rl.weights.transfer.transfer_plan import Planner
+from spmd_rl.weights.transfer.transfer_stats import flow
 
 RANKS_PER_NODE = 8
 BUCKET_ELEMENTS = 128 << 20  # 256 MiB in bfloat16

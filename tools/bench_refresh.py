@@ -21,8 +21,8 @@ ROUNDS = 5
 
 
 def main() -> None:
-    from spmd_rl.config.load import load_config
-    from spmd_rl.config.model_shape import read_model_shape
+    from spmd_rl.config.loading import load_config
+    from spmd_rl.models.model_shape import read_model_shape
     from spmd_rl.platforms.platform import current
 
     config = load_config(sys.argv[1:])
@@ -49,12 +49,12 @@ class Bench:
 
         from spmd_rl.distributed.layout import RolloutLayout, TrainLayout
         from spmd_rl.rollout.engine import Engine
-        from spmd_rl.weights.checksum import Checksums
         from spmd_rl.weights.families import megatron_shard, vllm_shard
-        from spmd_rl.weights.layout import common_boxes
-        from spmd_rl.weights.load import load_shard
-        from spmd_rl.weights.move import Mover
-        from spmd_rl.weights.plan import bucket_of_bytes, plan
+        from spmd_rl.weights.files.hf_reader import load_shard
+        from spmd_rl.weights.transfer.boxes import common_boxes
+        from spmd_rl.weights.transfer.checksum import Checksums
+        from spmd_rl.weights.transfer.transfer_plan import bucket_of_bytes, plan
+        from spmd_rl.weights.transfer.weight_transfer import Mover
 
         self.config, self.shape, self.platform, self.world = config, shape, platform, world
         self.train = TrainLayout.of(config.parallel, world.size)
@@ -103,8 +103,8 @@ class Bench:
         self.turn: int | None = None
 
     def ours(self) -> int:
-        """The refresh of worker/residency.py."""
-        from spmd_rl.weights.checksum import verify
+        """The refresh of worker/device_switch.py."""
+        from spmd_rl.weights.transfer.checksum import verify
 
         spent = {"proof": 0.0, "engine's packing": 0.0, "proof, working": 0.0}
         begun = time.process_time()
@@ -279,7 +279,7 @@ class GatherEverything:
         import torch
         import torch.distributed as dist
 
-        from spmd_rl.weights.move import view
+        from spmd_rl.weights.transfer.weight_transfer import view
 
         mine = self.train.coords(self.world.rank)
         for stage, shards in enumerate(self.shards):

@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 from spmd_rl.rewards.grade import RewardSample
-from spmd_rl.rewards.math_answer import is_correct
-from spmd_rl.rewards.pool import GraderPool
+from spmd_rl.rewards.grading.pool import GraderPool
+from spmd_rl.rewards.rules.math_answer import is_correct
 
 HANGING = r"So the answer is \boxed{9^{9^{9^{9^{9}}}} - x}."
 

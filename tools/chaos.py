@@ -20,11 +20,11 @@ import psutil
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from spmd_rl.analysis.compare_runs import compare  # noqa: E402
 from spmd_rl.config.config import CheckpointConfig  # noqa: E402
-from spmd_rl.controller.checkpoints import Checkpoints  # noqa: E402
-from spmd_rl.controller.run_log import CHECKPOINTS  # noqa: E402
-from spmd_rl.controller.same_run import compare  # noqa: E402
-from spmd_rl.data.files import digests_of  # noqa: E402
+from spmd_rl.data.digests import digests_of  # noqa: E402
+from spmd_rl.runlog.checkpoint_store import Checkpoints  # noqa: E402
+from spmd_rl.runlog.run_log import CHECKPOINTS  # noqa: E402
 from spmd_rl.verify_resume.launched import Launched  # noqa: E402
 
 MODULE = "spmd_rl.grpo"

@@ -67,7 +67,7 @@ def ask(llm, questions: list[str], max_tokens: int) -> list[str]:
 
 
 def correct(line: dict, response: str) -> bool:
-    from spmd_rl.rewards.math_answer import is_correct
+    from spmd_rl.rewards.rules.math_answer import is_correct
 
     return is_correct(line["answer"], response).cause == "correct"
 

@@ -55,7 +55,7 @@ def main(argv: list[str]) -> int:
 def run(args: argparse.Namespace) -> int:
     import torch
 
-    from spmd_rl.weights import convert
+    from spmd_rl.weights.files import convert
 
     torch.set_num_threads(1)
     dtype = getattr(torch, args.dtype) if getattr(args, "dtype", None) else None

@@ -16,7 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
-from spmd_rl.controller.same_run import first_difference  # noqa: E402
+from spmd_rl.analysis.compare_runs import first_difference  # noqa: E402
 
 RESTARTED, WENT_ON, STOPPED = "started again from the newest checkpoint", "goes on", "stops"
 # The first is the same parameter in training and rollout, which on a CPU share its memory; the second is not.

@@ -42,7 +42,7 @@ def main() -> None:
         sys.exit(f"--output {chosen.output}: it is not empty; name a new directory")
     import torch
 
-    from spmd_rl.config.model_shape import read_model_shape
+    from spmd_rl.models.model_shape import read_model_shape
     from spmd_rl.weights.families import hf_tensors
 
     config = json.loads(chosen.config.read_text()) if chosen.config else QWEN2_5_0_5B

@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from spmd_rl.controller.insights import frequency, insight
-from spmd_rl.controller.pictures import draw_all
-from spmd_rl.controller.report import CORRECTED, Run, as_page, as_text, curves, labels, read_run
+from spmd_rl.analysis.curves import CORRECTED, Run, as_page, as_text, curves, labels, read_run
+from spmd_rl.analysis.figures import draw_all
+from spmd_rl.analysis.self_correction import frequency, insight
 from spmd_rl.data.samples import SAMPLES, read_samples
 
 

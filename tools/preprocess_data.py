@@ -21,13 +21,14 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from spmd_rl.config.config import ConfigError, DataConfig
-from spmd_rl.config.load import load_dataset_config
-from spmd_rl.data import prepared
-from spmd_rl.data.prompts import Encoded, encode, select, template_of
-from spmd_rl.data.questions import Question, Reading, read_questions
+from spmd_rl.config.config import DataConfig
+from spmd_rl.config.loading import load_dataset_config
+from spmd_rl.data.sources import prepared
+from spmd_rl.data.sources.prompts import Encoded, encode, select, template_of
+from spmd_rl.data.sources.questions import Question, Reading, read_questions
 from spmd_rl.data.templates import Template
 from spmd_rl.data.tokens import load_tokenizer
+from spmd_rl.errors import ConfigError
 
 USER_ERROR = 2
 _AT_ONCE = 512

@@ -13,13 +13,14 @@ from typing import Any
 from spmd_rl.config.check_checkpoint import checkpoint_notes, checkpoint_problems
 from spmd_rl.config.check_model import model_problems
 from spmd_rl.config.check_reward_models import reward_model_problems
-from spmd_rl.config.config import Config, ConfigError, DataConfig, EvaluationConfig, HangConfig
-from spmd_rl.config.faults import PHASES, VERBS, fault_problems
-from spmd_rl.config.load import load_dataset_config, settings
-from spmd_rl.config.model_shape import ModelShape
-from spmd_rl.config.phrases import divisors
-from spmd_rl.config.sources import ARITHMETIC, FORMATS, REASONING_GYM, is_hub_name, is_made
-from spmd_rl.config.templates import CHAT, PLAIN, template_file
+from spmd_rl.config.config import Config, DataConfig, EvaluationConfig, HangConfig
+from spmd_rl.config.fault_spec import PHASES, VERBS, fault_problems
+from spmd_rl.config.loading import load_dataset_config, settings
+from spmd_rl.config.source_names import ARITHMETIC, FORMATS, REASONING_GYM, is_hub_name, is_made
+from spmd_rl.config.template_names import CHAT, PLAIN, template_file
+from spmd_rl.config.wording import divisors
+from spmd_rl.errors import ConfigError
+from spmd_rl.models.model_shape import ModelShape
 
 LEAST_SILENT_SECONDS = 3.0
 

@@ -4,7 +4,7 @@ import difflib
 from pathlib import Path
 
 from spmd_rl.config.config import Config
-from spmd_rl.config.resume import may_differ
+from spmd_rl.config.resume_policy import may_differ
 
 _WORTH_SAVING = 20
 """Steps of a run that somebody would miss."""

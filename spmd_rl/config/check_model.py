@@ -1,8 +1,8 @@
 """What a configuration asks of a model that it cannot give."""
 
 from spmd_rl.config.config import Config, ParallelConfig
-from spmd_rl.config.model_shape import ModelShape
-from spmd_rl.config.phrases import divisors, either, words
+from spmd_rl.config.wording import divisors, either, words
+from spmd_rl.models.model_shape import ModelShape
 
 _BYTES = {"float32": 4, "bfloat16": 2}
 

@@ -7,9 +7,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from spmd_rl.config.check_model import training_problems
-from spmd_rl.config.config import Config, ConfigError, RewardModelConfig
-from spmd_rl.config.model_shape import VALUE_FAMILIES, ModelShape, read_model_shape
-from spmd_rl.config.phrases import either
+from spmd_rl.config.config import Config, RewardModelConfig
+from spmd_rl.config.wording import either
+from spmd_rl.errors import ConfigError
+from spmd_rl.models.model_shape import VALUE_FAMILIES, ModelShape, read_model_shape
 
 
 @contextmanager

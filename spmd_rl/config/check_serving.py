@@ -8,10 +8,11 @@ from typing import Literal
 
 from spmd_rl.config.check import hang_problems
 from spmd_rl.config.check_model import model_problems
-from spmd_rl.config.config import Config, ConfigError
-from spmd_rl.config.model_shape import ModelShape
-from spmd_rl.config.phrases import divisors
+from spmd_rl.config.config import Config
 from spmd_rl.config.serving import ChatConfig, EvaluateConfig
+from spmd_rl.config.wording import divisors
+from spmd_rl.errors import ConfigError
+from spmd_rl.models.model_shape import ModelShape
 
 SUMMARY = "summary.json"
 """The file by which an evaluation's directory is known."""

@@ -7,8 +7,8 @@ from dataclasses import asdict
 from typing import Any, Protocol
 
 from spmd_rl.controller.planner import Plan
-from spmd_rl.data.files import UNREADABLE
-from spmd_rl.data.sampling import Sampling
+from spmd_rl.data.digests import UNREADABLE
+from spmd_rl.data.sampling_params import Sampling
 from spmd_rl.data.tickets import Scored, Ticket
 from spmd_rl.distributed.verb import verb
 
@@ -30,7 +30,7 @@ HOLDS = {
     "shared_memory_files": "process/shared_memory_files",
     "temporary_files": "process/temporary_files",
 }
-"""What a rank holds of its machine (worker/footprint.py), as the metrics call it."""
+"""What a rank holds of its machine (worker/process_memory.py), as the metrics call it."""
 
 
 Timed = Callable[[str], AbstractContextManager[None]]

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from spmd_rl.config.templates import CHAT, PLAIN, template_file
+from spmd_rl.config.template_names import CHAT, PLAIN, template_file
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from spmd_rl.distributed.naming import ranks_named
-from spmd_rl.distributed.whereabouts import WAITS, at, here, move
+from spmd_rl.distributed.rank_names import ranks_named
+from spmd_rl.distributed.status import WAITS, at, here, move
 from spmd_rl.distributed.world import World
 
 

@@ -7,13 +7,13 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from spmd_rl.distributed import peers
+from spmd_rl.distributed import addresses as peers
 from spmd_rl.distributed.environment import (
     local_rank_from_environment,
     rank_from_environment,
     size_from_environment,
 )
-from spmd_rl.distributed.meeting import meet, of_all_attempts
+from spmd_rl.distributed.rendezvous import meet, of_all_attempts
 from spmd_rl.platforms.platform import Platform
 
 _BEGUN = "spmd_rl/begun"

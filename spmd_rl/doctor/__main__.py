@@ -11,7 +11,7 @@ from spmd_rl.doctor.between import findings_of_all
 from spmd_rl.doctor.finding import Finding, as_json, from_plain, status, table
 from spmd_rl.doctor.links import Link, link_findings, measure, start_group
 from spmd_rl.doctor.local import Here, kind_of, local_findings, number, read_config
-from spmd_rl.doctor.meeting import Meeting
+from spmd_rl.doctor.node_rendezvous import Meeting
 
 USER_ERROR = 2
 WAIT_SECONDS = 60.0

@@ -12,7 +12,7 @@ from spmd_rl.doctor import network
 from spmd_rl.doctor.between import findings_of_all
 from spmd_rl.doctor.finding import Finding, status, table
 from spmd_rl.doctor.local import Here, kind_of, local_findings, read_config
-from spmd_rl.doctor.meeting import join
+from spmd_rl.doctor.node_rendezvous import join
 
 USER_ERROR = 2
 # Their arguments are a run's settings.

@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from spmd_rl.doctor import clock, fingerprint, network
+from spmd_rl.doctor import clock_skew as clock
+from spmd_rl.doctor import fingerprint, network
 from spmd_rl.doctor.finding import Finding, at, from_plain
 from spmd_rl.doctor.local import Here, facts
-from spmd_rl.doctor.meeting import Meeting
+from spmd_rl.doctor.node_rendezvous import Meeting
 from spmd_rl.doctor.reach import reach
 
 

@@ -5,7 +5,7 @@ import json
 import platform
 from pathlib import Path
 
-from spmd_rl.config import load
+from spmd_rl.config import loading as load
 from spmd_rl.config.config import Config
 from spmd_rl.doctor.finding import Finding
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spmd_rl.config.config import Config
-from spmd_rl.config.load import load_config
-from spmd_rl.config.secrets import hidden
+from spmd_rl.config.loading import load_config
+from spmd_rl.config.redact import hidden
 from spmd_rl.doctor import fingerprint, machine, network, versions
 from spmd_rl.doctor.finding import Finding
 from spmd_rl.patches import megatron_core, vllm

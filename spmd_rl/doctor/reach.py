@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from spmd_rl.doctor.finding import Finding
-from spmd_rl.doctor.meeting import Meeting
+from spmd_rl.doctor.node_rendezvous import Meeting
 
 CONNECT_SECONDS = 3.0
 # With more nodes than this, each tries those at a distance of 1, 2, 4, ...: enough to find one that is cut off.

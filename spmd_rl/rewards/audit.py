@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from spmd_rl.config.config import Config, ConfigError, ModelConfig
-from spmd_rl.config.load import load_config
+from spmd_rl.config.config import Config, ModelConfig
+from spmd_rl.config.loading import load_config
 from spmd_rl.data.tickets import Scored
+from spmd_rl.errors import ConfigError
 from spmd_rl.rewards.grade import CAUSES, RewardSample
-from spmd_rl.rewards.pool import GraderPool
+from spmd_rl.rewards.grading.pool import GraderPool
 
 _SAME = 1e-6
 """Rewards that differ by less agree: they were written as decimals."""

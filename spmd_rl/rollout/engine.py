@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from spmd_rl.config.model_shape import ModelShape
 from spmd_rl.distributed.layout import RolloutLayout
-from spmd_rl.distributed.whereabouts import move
+from spmd_rl.distributed.status import move
+from spmd_rl.models.model_shape import ModelShape
 from spmd_rl.platforms.platform import Platform
+from spmd_rl.rollout.engine_weights import Weights
 from spmd_rl.rollout.options import model_options
 from spmd_rl.rollout.requests import Completion, Request, Sampling
-from spmd_rl.rollout.weights import Weights
 
 
 class Engine:

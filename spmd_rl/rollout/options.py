@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from spmd_rl.config.model_shape import ModelShape
+from spmd_rl.models.model_shape import ModelShape
 from spmd_rl.platforms.platform import Platform
 
 # The sizes of a latent that the CPU's kernel of latent attention is compiled for, and its blocks.

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from spmd_rl.data.sampling import Sampling
+from spmd_rl.data.sampling_params import Sampling
 
 __all__ = ["Completion", "Request", "Sampling"]
 

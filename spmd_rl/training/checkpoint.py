@@ -27,14 +27,14 @@ from megatron.core.dist_checkpointing.strategies.fully_parallel import (
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
 from torch.distributed.checkpoint.api import CheckpointException
 
-from spmd_rl.distributed.dying import die_with_all
 from spmd_rl.distributed.gather import gather
+from spmd_rl.health.parent_death import die_with_all
 from spmd_rl.patches.checkpoint_writes import failures
 from spmd_rl.training.checkpoint_pieces import save_own_pieces
 from spmd_rl.training.model import PolicyModel
 from spmd_rl.training.optimizer import PolicyOptimizer
-from spmd_rl.weights.checkpoint_files import Checkpoint
-from spmd_rl.weights.checkpoint_layout import CONTENT
+from spmd_rl.weights.files.checkpoint_files import Checkpoint
+from spmd_rl.weights.files.checkpoint_layout import CONTENT
 
 _OPTIMIZER = {"distrib_optim_sharding_type": "fully_reshardable", "chained_optim_avoid_prefix": True}
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
-from spmd_rl.distributed.whereabouts import move
+from spmd_rl.distributed.status import move
 from spmd_rl.training.context import of_all_tokens
 from spmd_rl.training.model import PolicyModel
 from spmd_rl.training.packing import Packed

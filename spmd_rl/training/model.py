@@ -11,8 +11,8 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from spmd_rl.config.model_shape import ModelShape
 from spmd_rl.distributed.layout import TrainLayout
+from spmd_rl.models.model_shape import ModelShape
 from spmd_rl.training.layers import RMSNorm, layer_spec, mark_parameters
 from spmd_rl.training.rotary import LatentRotary, PositionRotary, angle_factor, inverse_frequencies
 from spmd_rl.training.value_head import ValueHead
@@ -71,7 +71,7 @@ class PolicyModel(torch.nn.ModuleList):
 
 
 def build_model(shape: ModelShape, layout: TrainLayout, config: TransformerConfig) -> PolicyModel:
-    """This rank's shard, uninitialised: weights/load.py fills it."""
+    """This rank's shard, uninitialised: weights/files/hf_reader.py fills it."""
     chunks = layout.chunk_layers(shape.layers)
     mine = chunks[parallel_state.get_pipeline_model_parallel_rank() :: layout.pipeline]
     return PolicyModel(

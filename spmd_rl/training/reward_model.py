@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import torch
 
-from spmd_rl.config.model_shape import ModelShape
 from spmd_rl.distributed.layout import TrainLayout
+from spmd_rl.models.model_shape import ModelShape
 from spmd_rl.training.forward import run_values
 from spmd_rl.training.megatron_config import transformer_config
 from spmd_rl.training.model import build_model

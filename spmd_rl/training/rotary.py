@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from spmd_rl.config.model_shape import ModelShape
+from spmd_rl.models.model_shape import ModelShape
 from spmd_rl.training.packing import PackedTokens
 
 

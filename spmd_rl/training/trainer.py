@@ -7,9 +7,9 @@ import torch
 
 from spmd_rl.algorithms.policy_loss import token_loss
 from spmd_rl.config.config import Config
-from spmd_rl.config.model_shape import ModelShape
 from spmd_rl.distributed.layout import TrainLayout
-from spmd_rl.distributed.whereabouts import at
+from spmd_rl.distributed.status import at
+from spmd_rl.models.model_shape import ModelShape
 from spmd_rl.training.forward import run_passes
 from spmd_rl.training.megatron_config import transformer_config
 from spmd_rl.training.model import PolicyModel, build_model

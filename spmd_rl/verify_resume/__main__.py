@@ -14,13 +14,13 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from spmd_rl.analysis.compare_runs import compare, largest_gap
 from spmd_rl.config.check import check
 from spmd_rl.config.config import Config
-from spmd_rl.config.load import dump, load_config
-from spmd_rl.config.model_shape import read_model_shape
-from spmd_rl.controller.run_log import CHECKPOINTS
-from spmd_rl.controller.same_run import compare, largest_gap
+from spmd_rl.config.loading import dump, load_config
 from spmd_rl.doctor.local import visible_devices
+from spmd_rl.models.model_shape import read_model_shape
+from spmd_rl.runlog.run_log import CHECKPOINTS
 from spmd_rl.verify_resume.launched import Launched
 
 USER_ERROR = 2

@@ -6,15 +6,15 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from spmd_rl.data.prompts import Prompt
 from spmd_rl.data.samples import conversation, samples_file, write_samples
-from spmd_rl.data.sampling import Sampling
+from spmd_rl.data.sampling_params import Sampling
 from spmd_rl.data.seeds import sample_seed
+from spmd_rl.data.sources.prompts import Prompt
 from spmd_rl.data.tickets import UNJUDGED, Scored, Ticket
 from spmd_rl.data.tokens import decode
 from spmd_rl.distributed.layout import RolloutLayout
 from spmd_rl.rewards.grade import RewardSample
-from spmd_rl.rewards.pool import GraderPool
+from spmd_rl.rewards.grading.pool import GraderPool
 from spmd_rl.rollout.engine import Engine
 from spmd_rl.rollout.requests import Completion, Request
 from spmd_rl.worker.sample_store import SampleStore

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from spmd_rl.data.prompts import Prompt
+from spmd_rl.data.sources.prompts import Prompt
 from spmd_rl.data.tickets import Scored
 from spmd_rl.rollout.requests import Completion
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from spmd_rl.config.check import _RANGES, check, notes
-from spmd_rl.config.config import ConfigError
-from spmd_rl.config.load import knobs, load_config
-from spmd_rl.config.model_shape import Experts, LatentAttention, ModelShape
+from spmd_rl.config.loading import knobs, load_config
+from spmd_rl.errors import ConfigError
+from spmd_rl.models.model_shape import Experts, LatentAttention, ModelShape
 
 SMOLLM2 = ModelShape(
     architecture="LlamaForCausalLM",

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from spmd_rl.config.check import check
-from spmd_rl.config.load import load_config
+from spmd_rl.config.loading import load_config
 
 CONFIG = {
     "architectures": ["Qwen2ForSequenceClassification"],

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from spmd_rl.config.check import check
-from spmd_rl.config.config import ConfigError, DatasetConfig
-from spmd_rl.config.load import dump, load_config, load_dataset_config
+from spmd_rl.config.config import DatasetConfig
+from spmd_rl.config.loading import dump, load_config, load_dataset_config
+from spmd_rl.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
 DATASETS = sorted((ROOT / "configs" / "datasets").glob("*.yaml"))

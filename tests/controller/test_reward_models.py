@@ -7,8 +7,8 @@ from contextlib import nullcontext
 import pytest
 
 from spmd_rl.config.config import Config, ModelConfig, RewardConfig, RewardModelConfig
-from spmd_rl.controller.measure import judged_correct, sample_metrics
 from spmd_rl.controller.reward_models import RewardModels
+from spmd_rl.controller.rollout_metrics import judged_correct, sample_metrics
 from spmd_rl.data.tickets import UNJUDGED, Scored, Ticket
 
 TICKETS = [Ticket(i, i // 2, i % 2, 0, 10 + i // 2, 5 + i, "stop") for i in range(4)]

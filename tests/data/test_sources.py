@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from spmd_rl.config.config import Config, DataConfig, DatasetConfig, ModelConfig, TrainConfig
-from spmd_rl.config.load import load_dataset_config
-from spmd_rl.data.prompts import load_dataset, load_prompts
+from spmd_rl.config.loading import load_dataset_config
+from spmd_rl.data.sources.prompts import load_dataset, load_prompts
 
 ROOT = Path(__file__).parents[2]
 DATA = Path(os.environ.get("SPMD_RL_TEST_DATA", ROOT.parent / "shared" / "data"))
@@ -133,8 +133,8 @@ def test_what_datasets_saved_is_read_with_its_order_and_splits(tmp_path):
 
 def test_a_hub_dataset_is_read_through_the_datasets_library(tmp_path, monkeypatch):
     datasets = pytest.importorskip("datasets")
-    from spmd_rl.data import tables
-    from spmd_rl.data.rows import BadRows
+    from spmd_rl.data.sources import tables
+    from spmd_rl.data.sources.row import BadRows
 
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.setattr(datasets.config, "HF_CACHE_HOME", str(tmp_path / "cache"))
@@ -147,7 +147,7 @@ def test_a_hub_dataset_is_read_through_the_datasets_library(tmp_path, monkeypatc
 
 def test_without_a_network_a_hub_name_is_refused_with_the_way_out():
     script = (
-        "from spmd_rl.data.rows import BadRows, read_rows\n"
+        "from spmd_rl.data.sources.rows import BadRows, read_rows\n"
         "try:\n    list(read_rows('owner/dataset', BadRows('refuse')))\n"
         "except ValueError as error:\n    print(error)"
     )
@@ -159,7 +159,8 @@ def test_without_a_network_a_hub_name_is_refused_with_the_way_out():
 
 def test_importing_the_data_package_loads_no_library():
     script = (
-        "import sys, spmd_rl.data.prompts, spmd_rl.data.order, spmd_rl.data.tables, spmd_rl.data.tasks\n"
+        "import sys, spmd_rl.data.sources.prompts, spmd_rl.data.sources.order, spmd_rl.data.sources.tables\n"
+        "import spmd_rl.data.sources.tasks\n"
         "print(sorted({'torch', 'datasets', 'pyarrow', 'transformers', 'reasoning_gym', 'pandas', 'numpy'}"
         " & set(sys.modules)))"
     )

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from spmd_rl.config.config import DataConfig, DatasetConfig
-from spmd_rl.config.templates import DIRECTORY
-from spmd_rl.data.prompts import encode, load_dataset, template_of
+from spmd_rl.config.template_names import DIRECTORY
+from spmd_rl.data.sources.prompts import encode, load_dataset, template_of
 from spmd_rl.data.templates import Template, load_template
 from spmd_rl.data.tokens import load_tokenizer, render, render_text
 from tiny_tokenizer import make_tokenizer

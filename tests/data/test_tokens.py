@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from spmd_rl.config.config import Config, DataConfig, ModelConfig
-from spmd_rl.data.prompts import load_prompts
+from spmd_rl.data.sources.prompts import load_prompts
 from spmd_rl.data.tokens import decode, encode_all, load_tokenizer, render, render_all
 
 DATA = Path(os.environ.get("SPMD_RL_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))

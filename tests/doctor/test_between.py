@@ -6,10 +6,10 @@ import pytest
 from torch.distributed import HashStore
 
 from spmd_rl.config.config import Config, ModelConfig, RunConfig
-from spmd_rl.doctor.clock import clock_findings, offset
+from spmd_rl.doctor.clock_skew import clock_findings, offset
 from spmd_rl.doctor.fingerprint import code, compare, digest, settings
 from spmd_rl.doctor.links import Link, link_findings, rounds
-from spmd_rl.doctor.meeting import Meeting, join
+from spmd_rl.doctor.node_rendezvous import Meeting, join
 from spmd_rl.doctor.reach import connects, listening, peers, reach, reach_findings
 
 

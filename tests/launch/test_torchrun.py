@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from spmd_rl.config.load import knobs
+from spmd_rl.config.loading import knobs
 
 ROOT = Path(__file__).resolve().parents[2]
 

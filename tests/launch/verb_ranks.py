@@ -11,7 +11,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from spmd_rl.distributed import world as worlds
 from spmd_rl.distributed.commands import Commands
 from spmd_rl.platforms.platform import current
-from spmd_rl.weights.peer_memory import PeerMemory
+from spmd_rl.weights.transfer.peer_memory import PeerMemory
 
 
 @record

@@ -1,8 +1,8 @@
 import pytest
 
-from spmd_rl.rewards.exact import exact
-from spmd_rl.rewards.format import format_tags
 from spmd_rl.rewards.grade import RewardSample
+from spmd_rl.rewards.rules.exact import exact
+from spmd_rl.rewards.rules.format import format_tags
 
 
 @pytest.mark.parametrize(

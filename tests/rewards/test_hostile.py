@@ -6,10 +6,10 @@ import re
 import pytest
 import sympy.parsing.sympy_parser as sympy_parser
 
-from spmd_rl.rewards.equal import prepare
 from spmd_rl.rewards.grade import RewardSample
-from spmd_rl.rewards.math_answer import is_correct
-from spmd_rl.rewards.pool import GraderPool
+from spmd_rl.rewards.grading.pool import GraderPool
+from spmd_rl.rewards.math_equality.equal import prepare
+from spmd_rl.rewards.rules.math_answer import is_correct
 
 GOLDS = ("42", "x+1", r"\frac{1}{2}", "(1,2)", "cat", r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}")
 # Each would make the file {marker}.

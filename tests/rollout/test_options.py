@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from spmd_rl.config.model_shape import read_model_shape
+from spmd_rl.models.model_shape import read_model_shape
 from spmd_rl.platforms.cpu import CPU
 from spmd_rl.rollout.options import model_options
 

@@ -11,7 +11,7 @@ from spmd.ranks import arguments, ready, report
 
 def main() -> None:
     from spmd_rl.config.config import Config, ModelConfig
-    from spmd_rl.config.model_shape import read_model_shape
+    from spmd_rl.models.model_shape import read_model_shape
 
     platform = ready("megatron_core")
     import psutil
@@ -24,8 +24,8 @@ def main() -> None:
     from spmd_rl.training.parallel import start_parallel
     from spmd_rl.training.trainer import Trainer
     from spmd_rl.weights.families import megatron_shard
-    from spmd_rl.weights.load import load_shard
-    from spmd_rl.worker.saving import Saving
+    from spmd_rl.weights.files.hf_reader import load_shard
+    from spmd_rl.worker.shard_saver import Saving
 
     world = worlds.start(platform, 300)
     asked = arguments()

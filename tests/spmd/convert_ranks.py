@@ -8,7 +8,7 @@ METADATA = {"non_homogeneous_layers": True, "singleton_local_shards": False}
 
 
 def main() -> None:
-    from spmd_rl.config.model_shape import read_model_shape
+    from spmd_rl.models.model_shape import read_model_shape
 
     platform = ready("megatron_core")
     import torch
@@ -20,9 +20,9 @@ def main() -> None:
     from spmd_rl.training.megatron_config import transformer_config
     from spmd_rl.training.model import build_model
     from spmd_rl.training.parallel import start_parallel
-    from spmd_rl.weights.checkpoint_sources import CheckpointSource, fill_shard
     from spmd_rl.weights.families import megatron_shard
-    from spmd_rl.weights.load import load_shard
+    from spmd_rl.weights.files.checkpoint_sources import CheckpointSource, fill_shard
+    from spmd_rl.weights.files.hf_reader import load_shard
 
     world = worlds.start(platform, 600)
     results = []

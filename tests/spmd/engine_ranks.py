@@ -33,8 +33,8 @@ def main() -> None:
 def _case(case: dict, world, platform) -> dict:
     import torch.distributed as dist
 
-    from spmd_rl.config.model_shape import read_model_shape
     from spmd_rl.distributed.layout import RolloutLayout
+    from spmd_rl.models.model_shape import read_model_shape
     from spmd_rl.rollout.engine import Engine
     from spmd_rl.weights.families import vllm_shard
 
@@ -67,7 +67,7 @@ def _write(engine, shard, shape, model: str) -> list[str]:
     """Refresh from a directory; the names of the parameters in which vLLM's own loader puts something else."""
     import torch
 
-    from spmd_rl.weights.load import load_shard
+    from spmd_rl.weights.files.hf_reader import load_shard
 
     writer = engine.writer()
     parameters = {name: writer[name].zero_() for name in writer}

@@ -16,11 +16,11 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from spmd_rl.config.config import HangConfig
 from spmd_rl.distributed import world as worlds
 from spmd_rl.distributed.commands import Commands
-from spmd_rl.distributed.watch import Watch, reporting_timeouts
-from spmd_rl.distributed.whereabouts import at, move
+from spmd_rl.distributed.status import at, move
+from spmd_rl.health.watchdog import Watch, reporting_timeouts
 from spmd_rl.platforms.platform import current
 from spmd_rl.rewards.grade import RewardSample
-from spmd_rl.rewards.pool import GraderPool
+from spmd_rl.rewards.grading.pool import GraderPool
 
 
 class Stuck:

@@ -6,7 +6,7 @@ from safetensors.torch import load_file
 
 from spmd.ranks import run_ranks
 from spmd_rl.distributed.layout import TrainLayout
-from spmd_rl.weights.convert import Limits, to_hf, to_megatron
+from spmd_rl.weights.files.convert import Limits, to_hf, to_megatron
 from tiny_models import make_tiny
 
 SPARSE = ("qwen2_moe", "qwen3_moe", "deepseek_v3")

@@ -5,8 +5,8 @@ import importlib.util
 import pytest
 
 from spmd.ranks import ROOT
-from spmd_rl.config.faults import read_fault
-from spmd_rl.controller.same_run import first_difference
+from spmd_rl.analysis.compare_runs import first_difference
+from spmd_rl.config.fault_spec import read_fault
 
 spec = importlib.util.spec_from_file_location("fault_matrix", ROOT / "tools" / "fault_matrix.py")
 matrix = importlib.util.module_from_spec(spec)

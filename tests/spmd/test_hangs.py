@@ -145,7 +145,7 @@ def left_of(run: Hung) -> list[str]:
     for process in psutil.process_iter(["cmdline", "status"]):
         words = process.info["cmdline"] or []
         ours = any(str(run.directory.parents[1]) in word for word in words)
-        grades = "spmd_rl.rewards.worker" in words and ranks & set(words)
+        grades = "spmd_rl.rewards.grading.grader_process" in words and ranks & set(words)
         if process.info["status"] != psutil.STATUS_ZOMBIE and (ours or grades):
             found.append(" ".join(words))
     return found

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from spmd.ranks import ROOT
-from spmd_rl.controller.same_run import rows
+from spmd_rl.analysis.compare_runs import rows
 
 sys.path.insert(0, str(ROOT / "tools"))
 import chaos

@@ -43,7 +43,7 @@ def evaluate(ranks: int, model, output, *more) -> str:
 def evaluations(tiny_models, tmp_path_factory):
     """Two models on two ranks; then the first as a checkpoint on one, against what the two ranks had."""
     from spmd_rl.distributed.layout import TrainLayout
-    from spmd_rl.weights.convert import to_megatron
+    from spmd_rl.weights.files.convert import to_megatron
     from tiny_models import make_tiny
     from tiny_tokenizer import make_tokenizer
 

@@ -10,7 +10,7 @@ LEARNING_RATE, EPSILON = 0.1, 1e-2
 
 def main() -> None:
     from spmd_rl.config.config import Config, ModelConfig
-    from spmd_rl.config.model_shape import read_model_shape
+    from spmd_rl.models.model_shape import read_model_shape
 
     platform = ready("megatron_core")
     import torch
@@ -23,7 +23,7 @@ def main() -> None:
     from spmd_rl.training.parallel import start_parallel
     from spmd_rl.training.trainer import Trainer
     from spmd_rl.weights.families import megatron_shard
-    from spmd_rl.weights.load import load_shard
+    from spmd_rl.weights.files.hf_reader import load_shard
 
     world = worlds.start(platform, 600)
     results = []
@@ -141,7 +141,7 @@ def go_on(case, trainer, shard, world) -> dict:
 
     from spmd.samples import advantages_of, make_samples, perturb
     from spmd_rl.controller.planner import plan_microbatches
-    from spmd_rl.worker.saving import Saving
+    from spmd_rl.worker.shard_saver import Saving
 
     def step(rate: float) -> dict:
         samples, tickets = make_samples(trainer.shape.vocabulary)
@@ -173,7 +173,7 @@ def score(case, trainer, shard) -> dict:
     from spmd_rl.controller.planner import plan_microbatches
     from spmd_rl.training.forward import run_values
     from spmd_rl.training.reward_model import RewardModel, scored_sample
-    from spmd_rl.weights.load import load_shard
+    from spmd_rl.weights.files.hf_reader import load_shard
 
     samples, tickets = make_samples(trainer.shape.vocabulary)
     # What the samples of a prompt have in common need not be all of the prompt.
@@ -230,7 +230,7 @@ def compare(trainer, shard, before, expected_file: str) -> tuple[dict[str, float
     """
     import torch
 
-    from spmd_rl.weights.move import view
+    from spmd_rl.weights.transfer.weight_transfer import view
 
     expected = torch.load(expected_file)
     gather_gradients(trainer.wrapped)

@@ -50,14 +50,14 @@ def main() -> None:
 def _case(given: dict, world, platform) -> dict:
     import torch.distributed as dist
 
-    from spmd_rl.config.load import load_config
-    from spmd_rl.config.model_shape import read_model_shape
+    from spmd_rl.config.loading import load_config
     from spmd_rl.controller.planner import plan_microbatches
     from spmd_rl.controller.ranks import Ranks
-    from spmd_rl.data.sampling import Sampling
+    from spmd_rl.data.sampling_params import Sampling
     from spmd_rl.distributed.commands import Commands
+    from spmd_rl.models.model_shape import read_model_shape
     from spmd_rl.program import _read_prompts, start_graders
-    from spmd_rl.worker.worker import Worker
+    from spmd_rl.worker.train_worker import Worker
 
     config = load_config(given["config"])
     loaded = _read_prompts(config)

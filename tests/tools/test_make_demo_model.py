@@ -93,7 +93,7 @@ def made(gguf, tmp_path_factory):
 
 
 def test_a_gguf_file_becomes_a_model_directory_that_says_what_it_is(made, tool):
-    from spmd_rl.config.model_shape import read_model_shape
+    from spmd_rl.models.model_shape import read_model_shape
 
     assert [name for name in tool.FILES if not (made / name).is_file()] == []
     assert [path.name for path in made.parent.iterdir()] == ["demo"]

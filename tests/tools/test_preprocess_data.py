@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from spmd_rl.config.config import DataConfig
-from spmd_rl.config.load import load_dataset_config
-from spmd_rl.data.prepared import is_prepared
-from spmd_rl.data.prompts import load_dataset
+from spmd_rl.config.loading import load_dataset_config
+from spmd_rl.data.sources.prepared import is_prepared
+from spmd_rl.data.sources.prompts import load_dataset
 from spmd_rl.data.tokens import load_tokenizer
 from tiny_tokenizer import make_tokenizer
 

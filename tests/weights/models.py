@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import torch
 from hypothesis import strategies as st
 
-from spmd_rl.config.model_shape import Experts, LatentAttention
 from spmd_rl.distributed.layout import RolloutLayout, TrainLayout
+from spmd_rl.models.model_shape import Experts, LatentAttention
 from spmd_rl.weights.families import FAMILIES, hf_tensors
-from spmd_rl.weights.layout import Shard
-from spmd_rl.weights.move import view
+from spmd_rl.weights.transfer.boxes import Shard
+from spmd_rl.weights.transfer.weight_transfer import view
 
 
 def model_shape(**changes):

@@ -7,13 +7,13 @@ import torch
 import torch.distributed as dist
 
 from spmd_rl.distributed.layout import RolloutLayout, TrainLayout
-from spmd_rl.weights.checksum import Checksums, verify
-from spmd_rl.weights.export import export_hf
 from spmd_rl.weights.families import megatron_shard, vllm_shard
-from spmd_rl.weights.layout import common_boxes
-from spmd_rl.weights.load import load_shard
-from spmd_rl.weights.move import Mover, Traffic
-from spmd_rl.weights.plan import plan
+from spmd_rl.weights.files.export import export_hf
+from spmd_rl.weights.files.hf_reader import load_shard
+from spmd_rl.weights.transfer.boxes import common_boxes
+from spmd_rl.weights.transfer.checksum import Checksums, verify
+from spmd_rl.weights.transfer.transfer_plan import plan
+from spmd_rl.weights.transfer.weight_transfer import Mover, Traffic
 from tests.weights.models import filled, model_shape, random_weights, save_directory
 
 WORLD = 2

@@ -9,7 +9,7 @@ from spmd_rl.weights.families.deepseek import DEEPSEEK_V3
 from spmd_rl.weights.families.dense import DENSE
 from spmd_rl.weights.families.qwen_moe import QWEN2_MOE, QWEN3_MOE
 from spmd_rl.weights.families.table import MEGATRON_CUTS, VLLM_CUTS, Row, Sizes, boxes, dimensions
-from spmd_rl.weights.layout import Index, Piece, Shard
+from spmd_rl.weights.transfer.boxes import Index, Piece, Shard
 
 FAMILIES: dict[str, tuple[Row, ...]] = {
     "llama": DENSE,

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from spmd_rl.config.model_shape import Experts, LatentAttention
-from spmd_rl.weights.layout import Box, Index, Piece, cut_columns, cut_rows, stack
+from spmd_rl.models.model_shape import Experts, LatentAttention
+from spmd_rl.weights.transfer.boxes import Box, Index, Piece, cut_columns, cut_rows, stack
 
 Cut = Literal["whole", "rows", "columns", "vocabulary", "qkv", "gate_up"]
 

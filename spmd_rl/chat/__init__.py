@@ -1,0 +1,1 @@
+"""Talk with a model: the conversation, and the terminal it is held in."""

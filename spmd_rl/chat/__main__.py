@@ -1,0 +1,162 @@
+"""Talk to a model: `python -m spmd_rl.chat --model DIR`, or `torchrun --nproc_per_node N -m spmd_rl.chat --model DIR`.
+
+With N ranks the model is cut over all of them. Rank 0 reads the terminal.
+"""
+
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from spmd_rl.chat.conversation import Conversation, Thoughts
+from spmd_rl.chat.terminal import Pipe, terminal
+from spmd_rl.config.check_serving import chat_problems, config_directory, in_own_words, weights_dtype
+from spmd_rl.config.loading import load
+from spmd_rl.config.serving import ChatConfig, of_chat
+from spmd_rl.config.template_names import CHAT
+from spmd_rl.data.sampling_params import Sampling
+from spmd_rl.data.seeds import derived_seed
+from spmd_rl.distributed.environment import size_from_environment
+from spmd_rl.distributed.status import IDLE, at
+from spmd_rl.models.model_shape import read_model_shape
+from spmd_rl.program import launch
+from spmd_rl.serve import Given, Stage, live
+
+DESCRIPTION = """\
+Talk to a model. Every setting below can also stand in a YAML file.
+
+  --config FILE   the YAML file; without it the defaults below hold
+"""
+NEEDED = {"model": "model: not set; name a Hugging Face directory or a checkpoint with --model DIR"}
+
+
+@dataclass(frozen=True)
+class Chat:
+    """Settings that have passed all checks."""
+
+    settings: ChatConfig
+    given: Given
+
+
+def configure(arguments: list[str]) -> Chat:
+    """Everything that can be wrong before any rank has met another, without torch. Raises ValueError: all problems."""
+    settings = load(ChatConfig, arguments, NEEDED, DESCRIPTION)
+    directory = config_directory("model", settings.model)
+    try:
+        shape = read_model_shape(directory)
+        settings = replace(settings, context=min(settings.context, shape.max_positions))
+        config = of_chat(settings, directory, weights_dtype(directory, settings.dtype), size_from_environment())
+    except ValueError as error:
+        raise ValueError(in_own_words(str(error), chat=True)) from error
+    if problems := chat_problems(settings, config, shape):
+        raise ValueError("\n".join(problems))
+    return Chat(settings, Given(config, shape, (settings.model,), settings.context, settings.platform))
+
+
+def tell(chat: Chat, stage: Stage, shown: Pipe) -> None:
+    """The conversation, as rank 0 has it."""
+    settings = chat.settings
+    sampling = Sampling(settings.temperature, settings.max_tokens, settings.top_p, settings.top_k, settings.min_p)
+    conversation = Conversation(sampling, settings.seed, settings.system)
+    stage.servers.load(settings.model)
+    ranks = f"{stage.world_size} rank{'s' if stage.world_size > 1 else ''}"
+    shown.note(f"{settings.model}: {ranks}, {settings.context} tokens of context; /help, /exit")
+    while (line := _asked(shown)) is not None:
+        if line.startswith("/"):
+            said = conversation.obey(line)
+            if said is None:
+                break
+            shown.note(said)
+        elif line.strip():
+            _turn(settings, stage, conversation, line.strip(), shown)
+
+
+def _asked(shown: Pipe) -> str | None:
+    with at(IDLE):
+        return shown.ask()
+
+
+def _turn(settings: ChatConfig, stage: Stage, conversation: Conversation, question: str, shown: Pipe) -> None:
+    """One question and its answer."""
+    from spmd_rl.data.text_stream import TextStream
+
+    rendered, prompt = _render(settings, stage.tokenizer, conversation.asked(question))
+    context = settings.context
+    room = context - len(prompt)
+    if room < 1:
+        shown.note(
+            f"(the conversation would have {len(prompt)} tokens, the context holds {context}: /reset begins a new one; "
+            "--context N allows more, up to the model's positions. Your question was not asked)"
+        )
+        return
+    opened = rendered.rstrip().endswith("<think>")
+    text, thoughts, said = TextStream(stage.tokenizer), Thoughts(opened), []
+
+    def heard(tokens: Sequence[int]) -> bool:
+        piece = text.add(tokens)
+        said.append(piece)
+        for part, thought in thoughts.add(piece):
+            shown.say(part, thought)
+        return shown.interrupted
+
+    stage.server.tokens_heard = heard
+    sampling = replace(conversation.sampling, max_tokens=min(conversation.sampling.max_tokens, room))
+    seed = derived_seed("chat", conversation.seed, len(conversation.messages))
+    with shown.answering():
+        reason = stage.servers.reply(prompt, seed, sampling)
+    rest = text.add([], last=True)
+    for part, thought in (*thoughts.add(rest), *thoughts.end()):
+        shown.say(part, thought)
+    shown.say("\n")
+    if reason == "abort":
+        shown.note("(stopped)")
+    elif reason == "length" and sampling.max_tokens == room:
+        shown.note(f"(cut: the conversation fills the context of {context} tokens; /reset begins a new one)")
+    elif reason == "length":
+        shown.note(f"(cut at max_tokens = {sampling.max_tokens}; /set max_tokens=N allows more)")
+    # The template of a thinking model leaves out earlier thoughts, which it finds by their tags.
+    conversation.answered(question, ("<think>\n" if opened else "") + "".join((*said, rest)))
+
+
+def _render(settings: ChatConfig, tokenizer: Any, messages: Sequence[Mapping[str, str]]) -> tuple[str, list[int]]:
+    from spmd_rl.data.templates import load_template
+    from spmd_rl.data.tokens import encode_rendered, render_text
+
+    template = load_template(settings.template or CHAT)
+    if template.plain:
+        raise ValueError(f"template = {settings.template}: a conversation needs a template; leave it out, or name one")
+    [rendered] = render_text(tokenizer, [messages], template.text, settings.enable_thinking)
+    return rendered, encode_rendered(tokenizer, [rendered])[0]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command; the exit status is 2 where the user can mend what is wrong."""
+    shown: list[Pipe] = []
+
+    def run(chat: Chat) -> None:
+        def told(stage: Stage) -> None:
+            shown.append(terminal())
+            tell(chat, stage, shown[0])
+
+        def tried(tokenizer: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
+            """A template that is not there or does not fit is found out before anything starts."""
+            system = [] if chat.settings.system is None else [{"role": "system", "content": chat.settings.system}]
+            _render(chat.settings, tokenizer, [*system, {"role": "user", "content": "Hello"}])
+            return {}, ()
+
+        live(chat.given, tried, told, lambda message: in_own_words(message, chat=True))
+
+    def before_exit(received: signal.Signals) -> bool:
+        """An interrupt ends the answer; under torchrun, which ends all ranks after it, it ends the program."""
+        if received == signal.SIGINT and "TORCHELASTIC_RUN_ID" not in os.environ and shown and shown[0].interrupt():
+            return False
+        if shown and hasattr(shown[0], "close"):
+            shown[0].close()
+        return True
+
+    launch(configure, run, arguments, before_exit)
+
+
+if __name__ == "__main__":
+    main()

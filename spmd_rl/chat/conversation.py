@@ -1,0 +1,123 @@
+"""A conversation as rank 0 holds it: messages, what a typed line means, and the settings that can change on the way."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from spmd_rl.config.check_serving import SAMPLING
+from spmd_rl.data.sampling_params import Sampling
+
+HELP = """\
+/reset                begin again, with the same system message
+/system TEXT          begin again with this system message; without TEXT: none
+/set NAME=VALUE ...   temperature, top_p, top_k, min_p, max_tokens, seed; /set alone shows them
+/help                 this
+/exit                 leave (so does the end of the input, Ctrl-D)
+Ctrl-C                stop the answer that is being given"""
+_WHOLE = ("top_k", "max_tokens", "seed")
+
+
+@dataclass
+class Conversation:
+    """What was said, and how answers are drawn."""
+
+    sampling: Sampling
+    seed: int
+    system: str | None = None
+    messages: list[Mapping[str, str]] = field(default_factory=list)
+    """Without the system message."""
+
+    def asked(self, text: str) -> list[Mapping[str, str]]:
+        """All messages with this question at the end, as a chat template takes them."""
+        first = [] if self.system is None else [{"role": "system", "content": self.system}]
+        return [*first, *self.messages, {"role": "user", "content": text}]
+
+    def answered(self, question: str, answer: str) -> None:
+        """Keep a turn."""
+        self.messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+
+    def obey(self, line: str) -> str | None:
+        """Do what a line that begins with / says; returns what there is to say about it, None: leave."""
+        command, _, rest = line.strip().partition(" ")
+        rest = rest.strip()
+        if command in ("/exit", "/quit"):
+            return None
+        if command == "/help":
+            return HELP
+        if command == "/reset":
+            self.messages.clear()
+            return "(a new conversation)"
+        if command == "/system":
+            self.messages.clear()
+            self.system = rest or None
+            return "(a new conversation, with this system message)" if rest else "(a new conversation)"
+        if command == "/set":
+            return self._set(rest.split())
+        return f"({command}: there is no such command; /help lists them. A question may begin with a space and a /)"
+
+    def _set(self, words: Sequence[str]) -> str:
+        known = (*SAMPLING, "max_tokens", "seed")
+        sampling, seed = self.sampling, self.seed
+        for word in words:
+            name, given, text = word.partition("=")
+            name = name.replace("-", "_")
+            if not given or name not in known:
+                return f"({word}: expected NAME=VALUE, with a name among {', '.join(known)}; nothing was set)"
+            try:
+                value = int(text) if name in _WHOLE else float(text)
+            except ValueError:
+                kind = "a whole number" if name in _WHOLE else "a number"
+                return f"({word}: expected {kind}; nothing was set)"
+            words_for, fits = SAMPLING.get(name, ("1 or more", lambda value: value >= 1))
+            if name == "seed":
+                words_for, fits = "0 or more", lambda value: value >= 0
+            if not fits(value):
+                return f"({word}: out of range; it must be {words_for}; nothing was set)"
+            if name == "seed":
+                seed = int(value)
+            else:
+                sampling = replace(sampling, **{name: value})
+        self.sampling, self.seed = sampling, seed
+        shown: dict[str, Any] = {name: getattr(sampling, name) for name in (*SAMPLING, "max_tokens")}
+        return "(" + ", ".join(f"{name}={value:g}" for name, value in (shown | {"seed": seed}).items()) + ")"
+
+
+class Thoughts:
+    """Tells what a model thinks, between <think> and </think>, from what it says, in a text that comes piece by piece.
+
+    `thinking`: the prompt has opened a <think> already.
+    """
+
+    def __init__(self, thinking: bool):
+        self.thinking = thinking
+        self._held = ""
+
+    def add(self, text: str) -> list[tuple[str, bool]]:
+        """(text, whether it is thought) of what is certain now; the beginning of a tag is held back."""
+        return self._split(self._held + text, last=False)
+
+    def end(self) -> list[tuple[str, bool]]:
+        """The rest."""
+        return self._split(self._held, last=True)
+
+    def _split(self, text: str, last: bool) -> list[tuple[str, bool]]:
+        found: list[tuple[str, bool]] = []
+        while True:
+            tag = "</think>" if self.thinking else "<think>"
+            at = text.find(tag)
+            if at < 0:
+                break
+            # Both tags are shown as part of the thought.
+            if self.thinking:
+                found.append((text[: at + len(tag)], True))
+                text = text[at + len(tag) :]
+            else:
+                found.append((text[:at], False))
+                text = text[at:]
+                found.append((tag, True))
+                text = text[len(tag) :]
+            self.thinking = not self.thinking
+        kept = 0 if last else max(n for n in range(len(tag)) if text.endswith(tag[:n]))
+        found.append((text[: len(text) - kept], self.thinking))
+        self._held = text[len(text) - kept :]
+        return [(piece, thought) for piece, thought in found if piece]

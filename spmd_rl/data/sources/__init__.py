@@ -1,0 +1,1 @@
+"""Read prompts: from files, directories, the hub, tasks made here."""

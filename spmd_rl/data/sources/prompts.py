@@ -1,0 +1,210 @@
+"""Prompts: what a source asks, as token ids."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from spmd_rl.config.config import Config, DataConfig, DatasetConfig
+from spmd_rl.config.loading import load_dataset_config
+from spmd_rl.config.source_names import is_made
+from spmd_rl.config.template_names import CHAT
+from spmd_rl.data import tokens
+from spmd_rl.data.sources import prepared
+from spmd_rl.data.sources.questions import Question, Reading, read_questions, without_overlong
+from spmd_rl.data.sources.row import Row
+from spmd_rl.data.templates import Template, load_template
+
+_AT_ONCE = 512
+# A tokenizer takes a minute and gigabytes for a text of 10 MB. Of a text with so many characters for each token that is
+# allowed, the beginning is enough to see that it is too long.
+_CHARACTERS_A_TOKEN = 256
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One problem, ready to be sent to the engine."""
+
+    index: int
+    """Row in its source, from 0."""
+    token_ids: tuple[int, ...]
+    """With the template, as it goes to rollout and to training."""
+    text: str
+    """What is asked: the row's prompt, or the last message of a conversation."""
+    answer: str
+    row: Row
+    """All columns that are kept, for reward rules."""
+    source: str = ""
+    """Name of the dataset it is from."""
+    messages: tuple[tokens.Message, ...] = ()
+    """The conversation that the template rendered; empty when there was none."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """Prompts, and what there is to say about the rows that did not become one."""
+
+    prompts: list[Prompt]
+    notes: list[str]
+    shares: tuple[tuple[int, float], ...] = field(default=())
+    """(Number of prompts, weight) of each source, in the order of `prompts`."""
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """What became of one question."""
+
+    text: str
+    """With the template."""
+    token_ids: list[int]
+    error: str = ""
+    """Why there are none."""
+    cut: bool = False
+    """The text is so long that only its beginning was made token ids."""
+
+
+def load_prompts(config: Config, tokenizer: Any, split: str) -> Loaded:
+    """The prompts of "train" or "eval"; ValueError says what is wrong with the source and which knob mends it.
+
+    Without a held-out set "eval" is empty. Rows left out are counted in the notes.
+    """
+    assert split in ("train", "eval"), split
+    data = config.data
+    limit = None if split == "train" else data.eval_problems
+    prompts: list[Prompt] = []
+    notes: list[str] = []
+    shares: list[tuple[int, float]] = []
+    for source, weight in _sources(data, split).items():
+        dataset = with_overrides(load_dataset_config(source), data)
+        loaded = load_dataset(dataset, data, tokenizer, config.run.seed, split, limit)
+        prompts += loaded.prompts
+        notes += loaded.notes
+        shares.append((len(loaded.prompts), weight))
+    if split == "train" and len(prompts) < config.train.prompts_per_step:
+        raise ValueError(
+            f"train.prompts_per_step = {config.train.prompts_per_step}: {' and '.join(_sources(data, split))} gives "
+            f"only {len(prompts)} prompts, so a step would ask the same prompt twice; lower it or bring more prompts"
+        )
+    return Loaded(prompts, notes, tuple(shares))
+
+
+def _sources(data: DataConfig, split: str) -> dict[str, float]:
+    """Source -> weight."""
+    if split == "train":
+        return data.mix or {data.source: 1.0}
+    if data.eval_problems == 0:
+        return {}
+    if data.eval_source is None:
+        made = not data.mix and is_made(load_dataset_config(data.source).source)
+        return {data.source: 1.0} if made else {}
+    return {data.eval_source: 1.0}
+
+
+def with_overrides(dataset: DatasetConfig, data: DataConfig) -> DatasetConfig:
+    """What data.* says of columns comes before what a dataset's file says."""
+    given = {name: getattr(data, name) for name in ("prompt_column", "answer_column", "answer_pattern")}
+    return replace(dataset, **{name: value for name, value in given.items() if value is not None})
+
+
+def load_dataset(
+    dataset: DatasetConfig,
+    data: DataConfig,
+    tokenizer: Any,
+    seed: int,
+    split: Literal["train", "eval"],
+    limit: int | None,
+) -> Loaded:
+    """The prompts of one source: a raw one, or what tools/preprocess_data.py made of it; both have the same token ids.
+
+    data: the template and its settings, lengths, and what to do with rows that cannot be used; its columns and sources
+    are not looked at. limit: at most so many prompts, the first; None: all.
+    """
+    if prepared.is_prepared(dataset.source):
+        said = prepared.expectation(data, tokenizer)
+        questions, ids, reading = prepared.read(dataset.source, said)
+        encoded = [Encoded("", found) for found in ids]
+    else:
+        template = template_of(dataset, data)
+        questions, reading = read_questions(dataset, data, template, seed, split, limit)
+        contents = [question.content for question in questions]
+        encoded = encode(tokenizer, template, data, contents)
+    kept = [(question, one.token_ids) for question, one in select(data, questions, encoded, reading)][:limit]
+    name = dataset.name or dataset.source
+    return Loaded(
+        [Prompt(q.index, tuple(found), q.text, q.answer, q.row, name, _messages(q)) for q, found in kept],
+        reading.all_notes(),
+        ((len(kept), 1.0),),
+    )
+
+
+def template_of(dataset: DatasetConfig, data: DataConfig) -> Template:
+    """The template that spells the prompts of a dataset in a run."""
+    return load_template(data.template or dataset.template or CHAT)
+
+
+def encode(tokenizer: Any, template: Template, data: DataConfig, contents: Sequence[Any]) -> list[Encoded]:
+    """Token ids of texts (template plain) or conversations; one that the template or tokenizer refuses has an error.
+
+    data: enable_thinking, and max_prompt_length, far beyond which a text is cut.
+    """
+    enable_thinking, longest = data.enable_thinking, data.max_prompt_length
+    if template.plain:
+        if enable_thinking is not None:
+            raise ValueError(
+                f"data.enable_thinking = {enable_thinking}: data.template = plain has no place for it; leave it out"
+            )
+    else:
+        tokens.spelling(tokenizer, template.text, enable_thinking)
+
+    to_ids = tokens.encode_all if template.plain else tokens.encode_rendered
+
+    def spelled(some: Sequence[Any]) -> list[Encoded]:
+        if template.plain:
+            texts = list(some)
+        else:
+            texts = tokens.render_text(tokenizer, some, template.text, enable_thinking)
+        begun = [text[: _CHARACTERS_A_TOKEN * longest] for text in texts]
+        ids = to_ids(tokenizer, begun)
+        made = []
+        for text, beginning, found in zip(texts, begun, ids, strict=True):
+            cut = len(beginning) < len(text)
+            # Twice as many: where a text is cut, its last token may be another.
+            if cut and len(found) <= 2 * longest:
+                cut, found = False, to_ids(tokenizer, [text])[0]
+            made.append(Encoded(text, found, cut=cut))
+        return made
+
+    encoded: list[Encoded] = []
+    for start in range(0, len(contents), _AT_ONCE):
+        some = contents[start : start + _AT_ONCE]
+        try:
+            encoded += spelled(some)
+        # Templates raise what they like; one by one tells which conversation it was.
+        except Exception:
+            for content in some:
+                try:
+                    encoded += spelled([content])
+                except Exception as error:
+                    encoded.append(Encoded("", [], f"{type(error).__name__}: {error}"))
+    return encoded
+
+
+def select(
+    data: DataConfig, questions: Sequence[Question], encoded: Sequence[Encoded], reading: Reading
+) -> list[tuple[Question, Encoded]]:
+    """Those that became token ids and are not too long; the others are counted in `reading`, or refused."""
+    usable: dict[int, Encoded] = {}
+    kept: list[Question] = []
+    for question, one in zip(questions, encoded, strict=True):
+        if one.error:
+            reading.bad.met(f"{question.place}: the template or tokenizer refuses it: {one.error}")
+        else:
+            usable[question.index] = one
+            kept.append(question)
+    if not kept:
+        raise ValueError(f"{reading.source}: none of its rows can be used: {'; '.join(reading.bad.examples)}")
+    lengths = [(question, len(usable[question.index].token_ids), usable[question.index].cut) for question in kept]
+    return [(question, usable[question.index]) for question in without_overlong(data, lengths, reading)]
+
+
+def _messages(question: Question) -> tuple[tokens.Message, ...]:
+    return tuple(question.content) if isinstance(question.content, list) else ()

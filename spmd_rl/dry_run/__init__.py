@@ -1,1 +1,0 @@
-"""What a configuration would do on a cluster, worked out without one; no torch."""

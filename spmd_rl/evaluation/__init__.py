@@ -1,0 +1,1 @@
+"""Ask held-out questions: benchmarks, their statistics, reports."""

@@ -1,0 +1,214 @@
+"""A rank's sign of life: where it is, for how long, and what its main thread does there; small, once a second."""
+
+import faulthandler
+import linecache
+import mmap
+import os
+import re
+import signal
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+from types import FrameType
+
+import msgspec
+
+from spmd_rl.distributed.status import Place, here, listen
+from spmd_rl.health import procfs as processes
+
+STACK_FRAMES = 12
+_COLLECTIVES = os.path.join("torch", "distributed", "distributed_c10d.py")
+_WAITS = re.compile(r"\.(wait|synchronize|item|cpu|tolist)\(")
+_PLACE_BYTES = 4096
+_DUMP_SECONDS = 0.3
+_STILL_SECONDS = 2.0
+"""Before that, nobody asks what a rank waits for."""
+STOPPED_SECONDS = 5.0
+"""A pause of one's own thread above this was a stop of the whole process, which is nobody's hang afterwards."""
+
+
+class Beat(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What one rank says of itself."""
+
+    rank: int
+    number: int
+    """Grows by one with each beat: one that stands still is what is seen of a stopped process."""
+    since: float = 0.0
+    """The rank's own clock when it came to its place: the same for as long as it stays."""
+    seconds: float = 0.0
+    """How long it has been there."""
+    step: int = 0
+    phase: str = "start"
+    verb: str = ""
+    doing: str = ""
+    waits: str = ""
+    """The call of its main thread that waits for other ranks or for the device, where it is in one."""
+    busy_seconds: float = 0.0
+    """Since it came there, what the main thread has used of a processor or waited to use."""
+    stack: list[str] = []
+    """Of the main thread, the innermost call first."""
+    host: str = ""
+    machine: str = ""
+    """See processes.machine."""
+    process: int = 0
+    begun: int = 0
+    """See processes.begun."""
+    stacks: int = -1
+    """Descriptor of a file in memory, to which a signal makes this process write its stacks; -1: none. See Legacy."""
+    place: int = -1
+    """Descriptor of the file in memory that holds where it is."""
+
+
+class Legacy:
+    """What other processes of this machine can read of this one after its last beat, also while it is stopped.
+
+    Two files in memory: where it is, written with every move, and its stacks, written by the handler of a signal, which
+    needs nothing of Python.
+    """
+
+    def __init__(self, dump: signal.Signals) -> None:
+        self.dump = dump
+        self.stacks = self.place = -1
+        if not hasattr(os, "memfd_create"):
+            return
+        self.stacks, self.place = os.memfd_create("stacks"), os.memfd_create("place")
+        os.ftruncate(self.place, _PLACE_BYTES)
+        self._memory = mmap.mmap(self.place, _PLACE_BYTES)
+        faulthandler.register(dump, file=self.stacks, all_threads=True)
+        self._write(here())
+        listen(self._write, first=True)
+
+    def _write(self, place: Place) -> None:
+        text = msgspec.json.encode(_fields(place))[: _PLACE_BYTES - 4]
+        self._memory[: 4 + len(text)] = len(text).to_bytes(4, "little") + text
+
+    @staticmethod
+    def place_of(beat: Beat) -> Beat:
+        """A beat with the place where its process really is; as it was where that can't be read."""
+        try:
+            data = Path(f"/proc/{beat.process}/fd/{beat.place}").read_bytes()
+            fields = msgspec.json.decode(data[4 : 4 + int.from_bytes(data[:4], "little")])
+        except (OSError, ValueError):
+            return beat
+        if fields["since"] == beat.since:
+            return beat
+        # The clock is the machine's. Its last words are of another place.
+        seconds = max(0.0, time.monotonic() - fields["since"])
+        return msgspec.structs.replace(beat, seconds=seconds, busy_seconds=0.0, waits="", stack=[], **fields)
+
+    def stacks_of(self, beat: Beat) -> str:
+        """What the process of a beat writes of its stacks when it is asked; empty: nothing."""
+        if beat.stacks < 0:
+            return ""
+        try:
+            os.kill(beat.process, self.dump)
+            time.sleep(_DUMP_SECONDS)
+            return Path(f"/proc/{beat.process}/fd/{beat.stacks}").read_text(errors="replace")
+        except OSError:
+            return ""
+
+
+class Pulse:
+    """Makes the beats of this process."""
+
+    def __init__(self, rank: int, stacks: int = -1, place: int = -1) -> None:
+        self.rank = rank
+        self._fixed = {
+            "host": socket.gethostname(),
+            "machine": processes.machine(),
+            "process": os.getpid(),
+            "begun": processes.begun(os.getpid()),
+            "stacks": stacks,
+            "place": place,
+        }
+        self._main = threading.main_thread().ident
+        self._schedule = Path(f"/proc/self/task/{threading.main_thread().native_id}/schedstat")
+        self._number = 0
+        self._place = here()
+        self._beaten = time.monotonic()
+        self._forgiven = 0.0
+        self._cpu = self._cpu_seconds()
+
+    def beat(self) -> Beat:
+        """The next one."""
+        now, place = time.monotonic(), here()
+        if place is not self._place:
+            self._place, self._forgiven, self._cpu = place, 0.0, self._cpu_seconds()
+        elif now - self._beaten > STOPPED_SECONDS:
+            self._forgiven += now - self._beaten
+        self._beaten = now
+        self._number += 1
+        seconds = max(0.0, now - place.since - self._forgiven)
+        frame = sys._current_frames().get(self._main or 0)
+        stack = stack_of(frame)
+        return Beat(
+            rank=self.rank,
+            number=self._number,
+            seconds=seconds,
+            busy_seconds=self._cpu_seconds() - self._cpu,
+            waits=waits_in(frame) if seconds > _STILL_SECONDS else "",
+            stack=stack,
+            **_fields(place),
+            **self._fixed,
+        )
+
+    def _cpu_seconds(self) -> float:
+        """That the main thread has run or could have run: on a full machine a loop has to queue for a processor."""
+        try:
+            ran, queued, _ = self._schedule.read_text().split()
+            return (int(ran) + int(queued)) / 1e9
+        except (OSError, ValueError):
+            return 0.0
+
+
+def _fields(place: Place) -> dict[str, object]:
+    return {
+        "since": place.since,
+        "step": place.step,
+        "phase": place.phase,
+        "verb": place.verb,
+        "doing": place.doing,
+    }
+
+
+def stack_of(frame: FrameType | None) -> list[str]:
+    """Function and place of the innermost calls, the innermost first."""
+    found: list[str] = []
+    while frame is not None and len(found) < STACK_FRAMES:
+        code = frame.f_code
+        found.append(f"{code.co_qualname} ({code.co_filename}:{frame.f_lineno})")
+        frame = frame.f_back
+    return found
+
+
+def waits_in(frame: FrameType | None) -> str:
+    """The call that waits for other ranks, or for the device; empty where the innermost calls are none.
+
+    A collective is known by torch's file; a wait for one that was begun earlier by how the innermost line is written.
+    """
+    inner, name = frame, ""
+    for _ in range(4):  # decorators of torch are between a collective and its caller
+        if frame is None:
+            break
+        if frame.f_code.co_filename.endswith(_COLLECTIVES):
+            name = frame.f_code.co_name
+        frame = frame.f_back
+    if name or inner is None:
+        return name
+    found = _WAITS.search(_line(inner.f_code.co_filename, inner.f_lineno or 0))  # None between two lines
+    return found[1] if found else ""
+
+
+_read: set[str] = set()
+
+
+def _line(file: str, number: int) -> str:
+    """A line of a source file that was read before; "" until then: the disk may be what hangs, and we must not."""
+    if file not in _read:
+        _read.add(file)
+        threading.Thread(target=linecache.getlines, args=(file,), daemon=True).start()
+    kept = linecache.cache.get(file, ())
+    lines = kept[2] if len(kept) > 2 else ()
+    return lines[number - 1] if 0 < number <= len(lines) else ""

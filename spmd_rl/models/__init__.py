@@ -1,0 +1,1 @@
+"""Know the model families: architectures and shapes from config.json; no torch."""

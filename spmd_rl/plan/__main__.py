@@ -1,0 +1,87 @@
+"""A dry run for a cluster you don't have: `python -m spmd_rl.plan --config FILE [--world-size N] [--section.key X]`.
+
+Reads the configuration and the model's config.json, nothing else, and needs no device.
+"""
+
+import argparse
+import json
+import sys
+
+from spmd_rl.config.check import check
+from spmd_rl.config.loading import load_config
+from spmd_rl.distributed.layout import RolloutLayout, TrainLayout
+from spmd_rl.models.model_shape import read_model_shape
+from spmd_rl.plan.case import Case, fewest_ranks
+from spmd_rl.plan.text import rank_text, text
+from spmd_rl.plan.traffic import place, weights
+
+USER_ERROR = 2
+# Settings that the weights' layouts follow from. What is wrong with others would stop a run, but not this.
+LAYOUT = ("model.path", "parallel.", "rollout.tensor", "rollout.data", "rollout.expert_parallel", "rollout.refresh")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Print what was asked for; the exit status is 2 where the user can mend what is wrong."""
+    options, rest = _parse(sys.argv[1:] if arguments is None else arguments)
+    try:
+        case, aside = configure(options, rest)
+        answer = weights(case)
+        if options.rank is not None:
+            answer["rank"] = answer.pop("by_rank")[options.rank] | place(case, options.rank)
+    except ValueError as error:
+        print(f"\nspmd_rl could not start with this:\n{error}\n", file=sys.stderr)
+        sys.exit(USER_ERROR)
+    answer["a_run_would_also_be_refused_for"] = aside
+    if options.json:
+        print(json.dumps(answer, indent=2))
+    else:
+        print(rank_text(answer) if options.rank is not None else text(answer))
+
+
+def _parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Our own options, and the rest: those of a run."""
+    parser = argparse.ArgumentParser(
+        prog="python -m spmd_rl.plan",
+        description="What a run's refresh of the engines' weights moves, on a cluster that need not be here.",
+        epilog="All settings of a run can be given too: python -m spmd_rl.grpo --help lists them. "
+        "model.path needs to hold no more than a config.json.",
+        allow_abbrev=False,
+        usage="%(prog)s --config FILE [--world-size N] [--section.key value ...]",
+    )
+    parser.add_argument("--config", metavar="FILE", help="the run's YAML file")
+    parser.add_argument("--world-size", type=_positive, metavar="N", help="ranks; default: the fewest that fit")
+    parser.add_argument("--ranks-per-node", type=_positive, default=8, metavar="N", help="default: 8")
+    parser.add_argument("--show", choices=("weights",), default="weights", help="weights: what moves between ranks")
+    parser.add_argument("--rank", type=int, metavar="R", help="one rank in detail, with its peers")
+    parser.add_argument("--json", action="store_true", help="the same as JSON, sizes in bytes")
+    options, rest = parser.parse_known_args(arguments)
+    if options.config:
+        rest = ["--config", options.config, *rest]
+    return options, rest
+
+
+def _positive(word: str) -> int:
+    number = int(word)
+    if number < 1:
+        raise argparse.ArgumentTypeError("1 or more")
+    return number
+
+
+def configure(options: argparse.Namespace, rest: list[str]) -> tuple[Case, list[str]]:
+    """The case, and what a run would be refused for that doesn't matter here. Raises ValueError as a run does."""
+    config = load_config(rest)
+    shape = read_model_shape(config.model.path)
+    world = options.world_size or fewest_ranks(config)
+    problems = check(config, world, shape)
+    if options.rank is not None and not 0 <= options.rank < world:
+        problems.append(f"--rank = {options.rank}: there are {world} ranks; use 0 to {world - 1}")
+    stop = [problem for problem in problems if problem.startswith((*LAYOUT, "--rank"))]
+    if stop:
+        raise ValueError("\n".join(stop))
+    train, rollout = TrainLayout.of(config.parallel, world), RolloutLayout.of(config.rollout, world)
+    case = Case(config, shape, train, rollout, options.ranks_per_node, options.world_size is not None)
+    return case, [problem for problem in problems if problem not in stop]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""The run that is asked about, and its layouts in words."""
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+
+from spmd_rl.config.config import Config
+from spmd_rl.distributed.layout import RolloutLayout, TrainLayout
+from spmd_rl.models.model_shape import ModelShape
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is asked about."""
+
+    config: Config
+    shape: ModelShape
+    train: TrainLayout
+    rollout: RolloutLayout
+    ranks_per_node: int
+    world_size_given: bool
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self.rollout.world
+
+
+def fewest_ranks(config: Config) -> int:
+    """The smallest world that both layouts divide."""
+    parallel, rollout = config.parallel, config.rollout
+    stage = math.lcm(max(1, parallel.tensor * parallel.context), max(1, parallel.expert * parallel.expert_tensor))
+    return math.lcm(stage * max(1, parallel.pipeline), max(1, rollout.tensor * rollout.data))
+
+
+def training_words(case: Case) -> str:
+    """The training layout, as a person would say it."""
+    train = case.train
+    words = [f"tensor {train.tensor}", f"pipeline {train.pipeline}", f"data {train.data}"]
+    chunks = [len(layers) for layers in train.chunk_layers(case.shape.layers)]
+    if train.virtual > 1:
+        words[1] += f" x {train.virtual} chunks"
+    if train.context > 1:
+        words.append(f"context {train.context}")
+    if case.shape.experts:
+        words.append(f"expert {train.expert}")
+        if train.expert_tensor > 1:
+            words.append(f"expert tensor {train.expert_tensor}")
+        words.append(f"{case.shape.experts.count // train.expert} of {case.shape.experts.count} experts on a rank")
+    if len(chunks) > 1:
+        runs = Counter(chunks)
+        layers = " or ".join(str(n) for n in sorted(runs))
+        words.append(f"{layers} layers in a {'chunk' if train.virtual > 1 else 'stage'}")
+    return ", ".join(words)
+
+
+def rollout_words(case: Case) -> str:
+    """The rollout layout, as a person would say it."""
+    layout, experts = case.rollout, case.shape.experts
+    if layout.data == 1:
+        words = f"{count(layout.replicas, 'engine')} of {count(layout.tensor, 'rank')} (tensor {layout.tensor})"
+    else:
+        words = (
+            f"{count(layout.world // layout.group, 'group')} of {layout.group} ranks "
+            f"(tensor {layout.tensor} x data {layout.data})"
+        )
+    if experts is None:
+        return words
+    if layout.expert:
+        return f"{words}, {experts.count // layout.group} of {experts.count} experts on a rank"
+    return words + (", each expert cut over the ranks" if layout.group > 1 else "")
+
+
+def count(number: int, what: str) -> str:
+    """A number of things."""
+    return f"{number} {what}{'' if number == 1 else 's'}"

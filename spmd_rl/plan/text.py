@@ -1,0 +1,91 @@
+"""Answers as a person reads them."""
+
+from pathlib import Path
+from typing import Any
+
+from spmd_rl.plan.case import count
+from spmd_rl.plan.traffic import FIGURES
+
+PEERS_LISTED = 40
+
+
+def text(answer: dict[str, Any]) -> str:
+    """The answer for a person."""
+    lines = _head(answer)
+    lines += ["", f"{'on a rank':<24}{'least':>12}{'mean':>12}{'most':>12}   on rank"]
+    for label, name in FIGURES:
+        spread = answer["figures"][name]
+        if label.startswith(" ") and not spread["most"]:
+            continue
+        cells = "".join(f"{in_bytes(spread[column]):>12}" for column in ("least", "mean", "most"))
+        lines.append(f"{label:<24}{cells}   {_where(spread)}")
+    peers = answer["peers"]
+    cells = f"{peers['least']:>12}{peers['mean']:>12.1f}{peers['most']:>12}"
+    lines += [f"{'ranks it exchanges with':<24}{cells}   {_where(peers)}", ""]
+    if not answer["network_bytes"]:
+        lines.append("No bytes cross the network: every rank trains what its engine needs.")
+    else:
+        sent = answer["figures"]["sent_bytes"]
+        lines.append(
+            f"{in_bytes(answer['network_bytes'])} go from rank to rank in a refresh; the rank that sends most sends "
+            f"{sent['most'] / sent['mean']:.2f} times the mean."
+        )
+        lines += ["", f"{'most moved, over all ranks':<60}{'tensors':>10}{'size':>12}"]
+        kinds = [(entry["tensors"], entry["number"], entry["bytes"]) for entry in answer["largest_kinds"]]
+        lines += [f"{name:<60}{number:>10,}{in_bytes(size):>12}" for name, number, size in kinds]
+        lines += ["", f"{'most moved single tensors':<70}{'size':>12}"]
+        lines += [f"{entry['tensor']:<70}{in_bytes(entry['bytes']):>12}" for entry in answer["largest_tensors"]]
+    return "\n".join([*lines, *_aside(answer)])
+
+
+def rank_text(answer: dict[str, Any]) -> str:
+    """One rank for a person."""
+    rank = answer["rank"]
+    places = ", ".join(f"{name} {at}" for name, at in rank["training_place"].items())
+    engine = rank["rollout_place"]
+    lines = _head(answer)
+    lines += ["", f"rank {rank['rank']}, on node {rank['node']}", f"{'trains as':<24}{places}"]
+    lines.append(f"{'rollout':<24}engine {engine['engine']}, tensor {engine['tensor']}")
+    lines += [f"{label:<24}{in_bytes(rank[name]):>12}" for label, name in FIGURES]
+    peers = sorted(rank["peers"], key=lambda peer: -peer["received_bytes"] - peer["sent_bytes"])
+    if peers:
+        lines += ["", f"{'peer':<12}{'node':>6}{'received':>12}{'sent':>12}"]
+    for peer in peers[:PEERS_LISTED]:
+        node = peer["rank"] // answer["ranks_per_node"]
+        cells = f"{in_bytes(peer['received_bytes']):>12}{in_bytes(peer['sent_bytes']):>12}"
+        lines.append(f"{'rank ' + str(peer['rank']):<12}{node:>6}{cells}")
+    if len(peers) > PEERS_LISTED:
+        lines.append(f"and {len(peers) - PEERS_LISTED} others; --json lists all")
+    return "\n".join([*lines, *_aside(answer)])
+
+
+def _head(answer: dict[str, Any]) -> list[str]:
+    model = answer["model"]
+    bucket = in_bytes(answer["bucket_bytes"])
+    note = " (the fewest that fit; see --world-size)" if answer["fewest_ranks_taken"] else ""
+    parameters = f"{model['parameters'] / 1e9:,.{1 if model['parameters'] > 1e10 else 3}f} billion parameters"
+    return [
+        f"{'model':<12}{Path(model['path']).name}: {model['family']}, {parameters}, {model['dtype']}",
+        f"{'ranks':<12}{answer['ranks']}, {answer['ranks_per_node']} on a node{note}",
+        f"{'training':<12}{answer['training']}",
+        f"{'rollout':<12}{answer['rollout']}",
+        f"{'refresh':<12}{count(answer['rounds'], 'round')}; in each a rank receives and sends at most {bucket}",
+        f"{'planning':<12}{answer['planning_seconds']:.1f} s for all ranks",
+    ]
+
+
+def _where(spread: dict[str, Any]) -> str:
+    return "any" if spread["least"] == spread["most"] else str(spread["rank_of_most"])
+
+
+def _aside(answer: dict[str, Any]) -> list[str]:
+    aside = answer["a_run_would_also_be_refused_for"]
+    return ["", "A run would still be refused here:", *aside] if aside else []
+
+
+def in_bytes(size: float) -> str:
+    """A size in the unit that suits it."""
+    for unit, factor in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if size >= factor:
+            return f"{size / factor:,.1f} {unit}"
+    return f"{size:.0f} B" if size else "0"

@@ -1,0 +1,130 @@
+"""What one refresh of the engines' weights moves."""
+
+import math
+import re
+import time
+from collections import Counter
+from typing import Any
+
+from spmd_rl.plan.case import Case, rollout_words, training_words
+from spmd_rl.weights.families import hf_tensors, megatron_shard, vllm_shard
+from spmd_rl.weights.transfer.transfer_plan import Planner, bucket_of_bytes
+from spmd_rl.weights.transfer.transfer_stats import Flow, flow
+
+BYTES = {"float32": 4, "bfloat16": 2}
+# What the platforms' records say (Platform.bucket_bytes), which need torch; `auto` means a cluster here.
+BUCKET_BYTES = {"cpu": 16 << 20, "cuda": 256 << 20, "npu": 256 << 20, "auto": 256 << 20}
+LISTED = 5
+"""Tensors in the list of those that move most."""
+# (words in front of it in a table, name in the answer)
+FIGURES = (
+    ("held in training", "training_bytes"),
+    ("held by the engine", "engine_bytes"),
+    ("copied on the rank", "copied_bytes"),
+    ("received", "received_bytes"),
+    ("  from the same node", "received_same_node_bytes"),
+    ("  from other nodes", "received_other_nodes_bytes"),
+    ("  in the fullest round", "received_fullest_round_bytes"),
+    ("sent", "sent_bytes"),
+    ("  to the same node", "sent_same_node_bytes"),
+    ("  to other nodes", "sent_other_nodes_bytes"),
+    ("  in the fullest round", "sent_fullest_round_bytes"),
+)
+
+
+def weights(case: Case) -> dict[str, Any]:
+    """What one refresh moves, in figures that JSON can hold; sizes in bytes. Raises ValueError as a run does."""
+    start = time.perf_counter()
+    world, size = case.world_size, BYTES[case.config.model.dtype]
+    sources = [megatron_shard(case.shape, case.train, rank) for rank in range(world)]
+    destinations = [vllm_shard(case.shape, case.rollout, rank) for rank in range(world)]
+    mib = case.config.rollout.refresh_bucket_mib
+    bucket_bytes = int(mib * 2**20) if mib else BUCKET_BYTES[case.config.run.platform]
+    planner = Planner(sources, destinations, case.ranks_per_node, bucket_of_bytes(bucket_bytes, size))
+    moved = flow(planner.schedule)
+    held = {id(shard): shard.elements * size for shard in (*sources, *destinations)}
+    by_rank = [
+        _figures(moved, rank, held[id(sources[rank])], held[id(destinations[rank])], size) for rank in range(world)
+    ]
+    seconds = time.perf_counter() - start
+    return {
+        "model": {
+            "path": case.config.model.path,
+            "family": case.shape.family,
+            "parameters": sum(map(math.prod, hf_tensors(case.shape).values())),
+            "dtype": case.config.model.dtype,
+        },
+        "ranks": world,
+        "ranks_per_node": case.ranks_per_node,
+        "fewest_ranks_taken": not case.world_size_given,
+        "training": training_words(case),
+        "rollout": rollout_words(case),
+        "rounds": planner.schedule.rounds,
+        "bucket_bytes": bucket_bytes,
+        "planning_seconds": round(seconds, 3),
+        "network_bytes": moved.tensors.total() * size,
+        "figures": {name: _spread([figures[name] for figures in by_rank]) for _, name in FIGURES},
+        "peers": _spread([len(figures["peers"]) for figures in by_rank]),
+        "largest_tensors": _most(moved.tensors, size),
+        "largest_kinds": _kinds(moved.tensors, size),
+        "by_rank": by_rank,
+    }
+
+
+def _figures(moved: Flow, rank: int, training_bytes: int, engine_bytes: int, size: int) -> dict[str, Any]:
+    one = moved.ranks[rank]
+    return {
+        "rank": rank,
+        "training_bytes": training_bytes,
+        "engine_bytes": engine_bytes,
+        "copied_bytes": one.copied * size,
+        "received_bytes": one.received * size,
+        "received_same_node_bytes": one.received_near * size,
+        "received_other_nodes_bytes": one.received_far * size,
+        "received_fullest_round_bytes": one.fullest_receiving * size,
+        "sent_bytes": one.sent * size,
+        "sent_same_node_bytes": one.sent_near * size,
+        "sent_other_nodes_bytes": one.sent_far * size,
+        "sent_fullest_round_bytes": one.fullest_sending * size,
+        "peers": [
+            {"rank": peer, "received_bytes": one.received_from[peer] * size, "sent_bytes": one.sent_to[peer] * size}
+            for peer in sorted(one.received_from.keys() | one.sent_to.keys())
+        ],
+    }
+
+
+def _spread(values: list[int]) -> dict[str, Any]:
+    most = max(values)
+    return {"least": min(values), "mean": sum(values) / len(values), "most": most, "rank_of_most": values.index(most)}
+
+
+def _most(tensors: Counter[str], size: int) -> list[dict[str, Any]]:
+    return [{"tensor": name, "bytes": count * size} for name, count in _largest(tensors)]
+
+
+def _kinds(tensors: Counter[str], size: int) -> list[dict[str, Any]]:
+    """The same, of all layers and experts together."""
+    totals: Counter[str] = Counter()
+    numbers: Counter[str] = Counter()
+    for name, count in tensors.items():
+        kind = re.sub(r"\.\d+\.", ".*.", name)
+        totals[kind] += count
+        numbers[kind] += 1
+    return [{"tensors": kind, "number": numbers[kind], "bytes": count * size} for kind, count in _largest(totals)]
+
+
+def _largest(counts: Counter[str]) -> list[tuple[str, int]]:
+    return sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:LISTED]
+
+
+def place(case: Case, rank: int) -> dict[str, Any]:
+    """Where a rank stands in both layouts."""
+    at = case.train.coords(rank)
+    places = {"pipeline": at.pipeline, "data": at.data, "tensor": at.tensor}
+    if case.shape.experts:
+        places |= {"expert": at.expert, "expert_tensor": at.expert_tensor}
+    return {
+        "node": rank // case.ranks_per_node,
+        "training_place": places,
+        "rollout_place": {"engine": case.rollout.replica(rank), "tensor": case.rollout.tensor_rank(rank)},
+    }

@@ -1,0 +1,1 @@
+"""Run rules in processes that can be killed."""

@@ -1,0 +1,1 @@
+"""Find the answer in a response, and decide whether two answers are equal."""

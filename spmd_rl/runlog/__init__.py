@@ -1,0 +1,1 @@
+"""Keep what a run says: console, metrics, samples, checkpoints, its directory."""

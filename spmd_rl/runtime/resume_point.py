@@ -1,0 +1,150 @@
+"""Where a run goes on: found, proved whole and agreed upon by all ranks, before a model is made."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from spmd_rl.config.config import Config
+from spmd_rl.config.loading import settings
+from spmd_rl.config.resume_policy import refused
+from spmd_rl.data.digests import digests_of
+from spmd_rl.distributed.gather import gather
+from spmd_rl.distributed.status import move
+from spmd_rl.distributed.world import World
+from spmd_rl.runlog.checkpoint_store import STATE, Checkpoints, Digests, Saved, step_of
+from spmd_rl.runlog.run_log import CHECKPOINTS
+
+_EXAMPLE = f"a directory such as runs/mine/{CHECKPOINTS}/step_000012"
+_WAY = "name another one, or take checkpoint.resume = never"
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """A checkpoint that the ranks take up."""
+
+    saved: Saved
+    only_weights: bool = False
+    same_run: bool = False
+    """It is one of this run's own: what is in the run's directory goes on."""
+
+
+def resume_point(config: Config, run_dir: Path, world: World) -> tuple[Resumed | None, list[str]]:
+    """The checkpoint to go on from, if there is one, and what there is to say about it.
+
+    A run that was started with the same settings before, and has saved since, goes on from what it has saved, whatever
+    checkpoint.resume told it to begin with; with `never` only where torchrun has started the ranks again.
+
+    A collective act: the ranks share the reading of its files. Raises ValueError on all ranks when the checkpoint that
+    was named is not whole, when the run may not go on with these settings, or when ranks see different files.
+    """
+    found, notes, error = None, [], None
+    try:
+        found, notes = _search(config, run_dir, world)
+    except ValueError as raised:
+        error = raised
+    outcome = f"refuses: {error}" if error else f"takes up {found.saved.path}" if found else "begins anew"
+    _same_everywhere(outcome, run_dir, world)
+    if error:
+        raise error
+    return found, notes
+
+
+def _search(config: Config, run_dir: Path, world: World) -> tuple[Resumed | None, list[str]]:
+    resume, load = config.checkpoint.resume, config.checkpoint.load
+    own = Checkpoints(run_dir / CHECKPOINTS, config.checkpoint)
+    digests = _shared(run_dir, world)
+    notes: list[str] = []
+    try:
+        goes_on = any(_by_this_command(saved, config, world) for saved in own.found()[-1:])
+        if goes_on or resume == "auto":
+            saved, problems = own.newest_whole(digests)
+            notes = [f"checkpoint.resume = {resume}: passed over, {problem}" for problem in problems]
+            if saved is not None and resume != "auto":
+                notes.append(f"checkpoint.resume = {resume}: so the run began; it goes on from what it has saved since")
+            if saved is not None:
+                return _checked(Resumed(saved, same_run=True), config), notes
+        if resume in ("auto", "never"):
+            return None, notes
+        path = Path(resume)
+        saved = _named(path, digests, config)
+    except OSError as error:
+        raise ValueError(f"checkpoint.resume = {resume}: {error}") from error
+    same_run = path.parent.resolve() == own.directory.resolve()
+    if same_run and load == "weights":
+        raise ValueError(
+            f"checkpoint.load = weights: {path} is of this run itself, whose steps would be counted anew; give the new "
+            "run a run.name or run.dir of its own"
+        )
+    return _checked(Resumed(saved, load == "weights", same_run), config), notes
+
+
+def _by_this_command(saved: Saved, config: Config, world: World) -> bool:
+    """Whether a checkpoint of the run's directory was saved by a run that was begun as this one is told to begin."""
+    try:
+        before, now = _read(saved, "settings", dict), settings(config)
+    except ValueError:
+        return False
+    told = ("checkpoint.resume", "checkpoint.load")
+    if any(before.get(name) != now[name] for name in told) or refused(before, now, ()):
+        return False
+    return config.checkpoint.resume != "never" or world.begun()
+
+
+def _named(path: Path, digests: Digests, config: Config) -> Saved:
+    """The checkpoint in a directory. Raises ValueError when it is not whole."""
+    problems = Checkpoints(path.parent, config.checkpoint).problems(Saved(0, path), digests)
+    if problems:
+        older, _ = Checkpoints(path.parent, config.checkpoint).newest_whole(digests, step_of(path))
+        way = f"; {older.path} is whole" if older is not None else f"; name {_EXAMPLE}, or take auto or never"
+        raise ValueError(f"checkpoint.resume = {path}: " + "; ".join(problems) + way)
+    return Saved(_read(Saved(0, path), "step", int), path)
+
+
+def _checked(found: Resumed, config: Config) -> Resumed:
+    """What was found, if this run may go on from it."""
+    _read(found.saved, "loop", dict)
+    before = _read(found.saved, "settings", dict)
+    wrong = [] if found.only_weights else refused(before, settings(config), config.checkpoint.resume_allow)
+    if wrong:
+        raise ValueError("\n".join(wrong))
+    return found
+
+
+def _read(saved: Saved, name: str, kind: type) -> Any:
+    """A part of its state. Raises ValueError that names the file."""
+    found = saved.state().get(name)
+    if not isinstance(found, kind):
+        raise ValueError(f"{saved.path / STATE}: {name} is {found!r}: no run of this program has written it; {_WAY}")
+    return found
+
+
+def _shared(run_dir: Path, world: World) -> Digests:
+    """How all ranks together compute the digests of a directory's files."""
+
+    def digests(directory: Path, names: Sequence[str]) -> Mapping[str, str]:
+        _same_everywhere(f"reads {directory} ({len(names)} files)", run_dir, world)
+        read = 0
+
+        def heard(size: int) -> None:
+            nonlocal read
+            read += size
+            if read % (16 << 20) < size:
+                move(doing=f"proves {directory} whole, {read >> 20} MiB")
+
+        mine = digests_of(directory, list(names)[world.rank :: world.size], heard)
+        return {name: value for part in gather(mine, world.payload) for name, value in part.items()}
+
+    return digests
+
+
+def _same_everywhere(said: str, run_dir: Path, world: World) -> None:
+    """Raises ValueError on all ranks when they are not about to do the same: it would end in a hang."""
+    everyone = gather(said, world.payload)
+    first = {words: everyone.index(words) for words in everyone}
+    if len(first) > 1:
+        told = "; ".join(f"rank {rank} {words}" for words, rank in first.items())
+        raise ValueError(
+            f"run.dir = {run_dir}: the ranks find different checkpoints ({told}); it must be one directory, which all "
+            "nodes see alike"
+        )

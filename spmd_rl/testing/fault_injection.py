@@ -1,0 +1,267 @@
+"""Makes this rank suffer the faults that the run was asked to: each once, at the first place that fits."""
+
+import builtins
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from spmd_rl.config.config import Config
+from spmd_rl.config.fault_spec import REWARD, Fault, faults
+from spmd_rl.distributed.status import Place, here, listen
+
+FAULTS = "faults"
+"""In a run's directory: what has struck, a file a rank, so that it does not strike again after a restart."""
+_INTEGERS = {torch.float32: torch.int32, torch.bfloat16: torch.int16}
+# Data files of one writer; it opens as many as it has threads.
+_FILES = 8
+
+
+class Faults:
+    """Those of one rank that have not struck yet.
+
+    Raises ValueError, from `attach`, for a fault in a tensor that this rank has nothing of.
+    """
+
+    def __init__(self, config: Config, run_dir: Path, rank: int, restarts: int = 0):
+        self.rank, self.worker = rank, None
+        self._marks = Path(run_dir) / FAULTS / f"rank_{rank:05d}.txt"
+        # A new run suffers anew; torchrun's restarts, and a resumed run, are the same one.
+        if config.checkpoint.resume == "never" and restarts == 0:
+            self._marks.unlink(missing_ok=True)
+        struck = self._marks.read_text(encoding="utf-8").splitlines() if self._marks.exists() else []
+        self._waiting: list[Fault] = []
+        for fault in faults(config):
+            if fault.text in struck:
+                struck.remove(fault.text)
+                print(f"inject: {fault.text} struck rank {rank} before: see {self._marks}", file=sys.stderr, flush=True)
+            elif fault.rank in (None, rank):
+                self._waiting.append(fault)
+        self._first_fit: dict[int, float] = {}
+        listen(self.hear)
+        self.hear(here())
+
+    def attach(self, worker: Any) -> None:
+        """What is inside this rank can be broken from now on."""
+        self.worker = worker
+        for fault in self._waiting:
+            if fault.param and fault.rank == self.rank and not self._pieces(fault):
+                raise ValueError(
+                    f"inject = {fault.text}: rank {self.rank} holds nothing of {fault.param} in {fault.side}; "
+                    "name another rank, or none"
+                )
+
+    def hear(self, place: Place) -> None:
+        """This rank has come to a place."""
+        if place.verb == "stop":
+            for fault in self._waiting:
+                self._say(f"never came to where {fault.text} would strike", place=None)
+            self._waiting.clear()
+        for fault in [fault for fault in self._waiting if fault.fits(self.rank, place)]:
+            if fault.kind in ("corrupt", "nan", "disk_full") or fault.what:
+                if self.worker is not None:
+                    self._strike(fault, place)
+            elif fault.after and fault.kind in ("kill", "stop"):  # also while the main thread is deep in a library
+                self._waiting.remove(fault)
+                _later(fault.after, lambda fault=fault: self._strike(fault, here()))
+            elif place.since - self._first_fit.setdefault(id(fault), place.since) >= fault.after:
+                self._strike(fault, place)
+
+    def _strike(self, fault: Fault, place: Place) -> None:
+        if fault in self._waiting:
+            self._waiting.remove(fault)
+        words, strike = getattr(self, f"_{fault.kind}")(fault)
+        if strike is None:  # not on this rank
+            return
+        self._marks.parent.mkdir(parents=True, exist_ok=True)
+        with self._marks.open("a", encoding="utf-8") as marks:
+            marks.write(f"{fault.text}\n")
+            marks.flush()
+            os.fsync(marks.fileno())
+        self._say(words, place)
+        strike()
+
+    def _say(self, words: str, place: Place | None) -> None:
+        where = ""
+        if place is not None:
+            verb = f" (verb {place.verb})" if place.verb else ""
+            where = f" in {place.phase} of step {place.step}{verb}, at {datetime.now().isoformat(' ', 'milliseconds')}"
+        print(f"inject: rank {self.rank} {words}{where}", file=sys.stderr, flush=True)
+
+    # Each kind: what is said, and what is done; None: there is nothing to do it to.
+
+    def _kill(self, fault: Fault) -> tuple[str, Callable[[], None] | None]:
+        if fault.what == REWARD:
+            return "has a grader process killed", self._kill_grader if self._graders else None
+        return "kills itself (SIGKILL)", lambda: os.kill(os.getpid(), signal.SIGKILL)
+
+    def _stop(self, fault: Fault) -> tuple[str, Callable[[], None] | None]:
+        if fault.what == REWARD:
+            return "has its grader processes stopped (SIGSTOP)", self._stop_graders if self._graders else None
+        return "stops itself (SIGSTOP)", lambda: os.kill(os.getpid(), signal.SIGSTOP)
+
+    def _loop(self, fault: Fault) -> tuple[str, Callable[[], None]]:
+        def loop() -> None:
+            while True:
+                pass
+
+        return "loops for ever", loop
+
+    def _slow(self, fault: Fault) -> tuple[str, Callable[[], None] | None]:
+        if fault.what == REWARD:
+
+            def slow() -> None:
+                processes = self._stop_graders()
+                _later(fault.seconds, lambda: _signal(processes, signal.SIGCONT))
+
+            return f"has its grader processes stopped for {fault.seconds:g} s", slow if self._graders else None
+        return f"sleeps for {fault.seconds:g} s", lambda: time.sleep(fault.seconds)
+
+    def _raise(self, fault: Fault) -> tuple[str, Callable[[], None]]:
+        kind = getattr(builtins, fault.error, None)
+        if not (isinstance(kind, type) and issubclass(kind, Exception)):
+            kind = RuntimeError
+
+        def strike() -> None:
+            raise kind(fault.error if kind is RuntimeError and fault.error else f"injected by {fault.text}")
+
+        return f"raises {kind.__name__}", strike
+
+    def _corrupt(self, fault: Fault) -> tuple[str, Callable[[], None] | None]:
+        pieces = self._pieces(fault)
+        if not pieces:
+            return "", None
+        piece = pieces[0]
+        words = f"flips bit {fault.bit} of {fault.param}{list(piece.start)}: {piece.param} of its {fault.side}"
+        if fault.side == "training":
+            parameters = self.worker.trainer.parameters()
+            return words, lambda: _flip(parameters[piece.param], piece.at, fault.bit)
+        checksums = self.worker.residency.rolled_out
+        update = checksums.update
+
+        def flipped(name: str, tensor: torch.Tensor) -> None:
+            if name == piece.param:
+                del checksums.update
+                _flip(tensor, piece.at, fault.bit)
+            update(name, tensor)
+
+        # When the refresh has written the parameter, and before it is proved.
+        return words, lambda: setattr(checksums, "update", flipped)
+
+    def _nan(self, fault: Fault) -> tuple[str, Callable[[], None] | None]:
+        trainer, engine = self.worker.trainer, self.worker.engine
+        if fault.phase == "checkpoint":
+            name, weight = next(iter(trainer.parameters().items()), ("", None))
+            strike = None if weight is None else lambda: weight.data.view(-1)[:1].fill_(torch.nan)
+            return f"makes a weight of {name} nan", strike
+        if fault.phase == "rollout":
+            generate = engine.generate
+
+            def broken(requests: Any, sampling: Any, finished: Callable) -> None:
+                del engine.generate
+                left = [1]
+
+                def heard(completion: Any) -> None:
+                    if left and left.pop():
+                        logprobs = completion.logprobs.clone()
+                        logprobs[:1] = torch.nan
+                        completion = replace(completion, logprobs=logprobs)
+                    finished(completion)
+
+                generate(requests, sampling, heard)
+
+            return "makes a log-probability of the engine nan", lambda: setattr(engine, "generate", broken)
+        if fault.of == "gradient":
+            name, weight = next((n, w) for n, w in trainer.policy.named() if w.requires_grad)
+            config = trainer.policy.config
+            summed = config.finalize_model_grads_func
+
+            def poisoned(model: Any, *rest: Any, **options: Any) -> None:
+                config.finalize_model_grads_func = summed
+                weight.main_grad.view(-1)[:1].fill_(torch.nan)
+                summed(model, *rest, **options)
+
+            # After the backward passes, and before gradients are summed over ranks.
+            return f"makes the gradient of {name} nan", lambda: setattr(config, "finalize_model_grads_func", poisoned)
+        run = trainer._run
+
+        def running(model: Any, policy: Any, packs: Any, use: Callable, backward: bool) -> None:
+            del trainer._run
+            left = [1]
+
+            def used(packed: Any, logprobs: torch.Tensor, entropy: torch.Tensor) -> torch.Tensor:
+                if packed.samples and left and left.pop():
+                    factors = torch.ones_like(logprobs)
+                    factors[:1] = torch.nan
+                    logprobs = logprobs * factors
+                return use(packed, logprobs, entropy)
+
+            run(model, policy, packs, used, backward)
+
+        return "makes a token's loss nan", lambda: setattr(trainer, "_run", running)
+
+    def _disk_full(self, fault: Fault) -> tuple[str, Callable[[], None]]:
+        state = self.worker.saving._state
+        begin_save = state.begin_save
+
+        def full(directory: Path, *given: Any) -> None:
+            del state.begin_save
+            for number in range(_FILES):
+                (directory / f"__{self.rank}_{number}.distcp").symlink_to("/dev/full")
+            begin_save(directory, *given)
+
+        # Every write to /dev/full fails as on a full disk, in the kernel.
+        return "finds no space left for what it saves", lambda: setattr(state, "begin_save", full)
+
+    def _pieces(self, fault: Fault) -> tuple:
+        shard = self.worker.shard if fault.side == "training" else self.worker.residency.destination
+        return shard.by_tensor.get(fault.param, ())
+
+    @property
+    def _graders(self) -> dict[int, int]:
+        return self.worker.pool.graders
+
+    def _stop_graders(self) -> list[int]:
+        processes = list(self._graders)
+        _signal(processes, signal.SIGSTOP)
+        return processes
+
+    def _kill_grader(self) -> None:
+        self._stop_graders()  # so that it is seen at work
+
+        def kill() -> None:
+            while not (busy := [process for process, samples in self._graders.items() if samples]):
+                time.sleep(0.01)
+            _signal(busy[:1], signal.SIGKILL)
+            _signal(list(self._graders), signal.SIGCONT)
+
+        _later(0.0, kill)
+
+
+def _flip(tensor: torch.Tensor, at: tuple[int, ...], bit: int) -> None:
+    bits = 8 * tensor.element_size()
+    mask = 1 << bit if bit < bits - 1 else -(1 << bit)
+    element = tensor.detach()[at].view(_INTEGERS[tensor.dtype])
+    element.bitwise_xor_(mask)
+
+
+def _signal(processes: list[int], which: signal.Signals) -> None:
+    for process in processes:
+        try:
+            os.kill(process, which)
+        except ProcessLookupError:
+            pass
+
+
+def _later(seconds: float, act: Callable[[], None]) -> None:
+    timer = threading.Timer(seconds, act)
+    timer.daemon = True
+    timer.start()

@@ -1,0 +1,1 @@
+"""Read and write Hugging Face directories and checkpoints."""

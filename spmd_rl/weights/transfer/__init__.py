@@ -1,0 +1,1 @@
+"""Move weights from one layout to another: boxes, plan, messages, proof."""

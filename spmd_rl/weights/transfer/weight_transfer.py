@@ -1,0 +1,317 @@
+"""Carry out a plan: copy what is here, exchange what is not, with bytes on the wire only for what a rank lacks."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from spmd_rl.distributed.gather import gather
+from spmd_rl.distributed.status import move
+from spmd_rl.weights.transfer.boxes import Box, Index, Piece, Shard, contains
+from spmd_rl.weights.transfer.peer_memory import PeerMemory
+from spmd_rl.weights.transfer.transfer_plan import Copy, Message, Part, Plan, Round
+
+Tensors = Mapping[str, torch.Tensor]
+Writer = Callable[[str, torch.Tensor], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What one rank took in: bytes received from other ranks, and bytes copied on the rank."""
+
+    network_bytes: int
+    local_bytes: int
+
+
+def view(tensor: torch.Tensor, at: Index, shape: Index) -> torch.Tensor:
+    """The part of a parameter that starts at `at`, without the leading dimensions that `at` has more than `shape`."""
+    lead = len(at) - len(shape)
+    inner = tensor[at[:lead]] if lead else tensor
+    return inner[tuple(slice(a, a + n) for a, n in zip(at[lead:], shape, strict=True))]
+
+
+def same_parameters(source: Shard, destination: Shard) -> dict[str, str]:
+    """Destination parameters -> the source parameters that are equal to them: the same boxes in the same places."""
+
+    def contents(shard: Shard) -> dict[tuple, str]:
+        return {
+            (shard.params[name], frozenset((piece.box, piece.at) for piece in pieces)): name
+            for name, pieces in shard.by_param.items()
+            if pieces
+        }
+
+    here = contents(source)
+    return {name: here[content] for content, name in contents(destination).items() if content in here}
+
+
+class DTypes:
+    """The dtype of each Hugging Face tensor in the source shards of all ranks (they agree, or this raises)."""
+
+    def __init__(self, sources: Shard, read: Tensors, world: int, group: dist.ProcessGroup | None = None) -> None:
+        mine: dict[str, torch.dtype] = {}
+        for piece in sources.pieces:
+            _same(mine.setdefault(piece.tensor, read[piece.param].dtype), read[piece.param].dtype, piece.tensor)
+        # One dtype says it all in most models, so only the exceptions travel.
+        usual = Counter(mine.values()).most_common(1)[0][0] if mine else None
+        everyone = _gather(usual, {n: dtype for n, dtype in mine.items() if dtype != usual}, world, group)
+        usuals = Counter(usual for usual, _ in everyone if usual is not None)
+        self.most: torch.dtype = usuals.most_common(1)[0][0]
+        self._exceptions: dict[str, torch.dtype] = {}
+        for _, exceptions in everyone if len(usuals) == 1 else _gather(None, mine, world, group):
+            for name, dtype in exceptions.items():
+                _same(self._exceptions.setdefault(name, dtype), dtype, name)
+        for name, dtype in mine.items():
+            _same(self.of(name), dtype, name)
+
+    def of(self, tensor: str) -> torch.dtype:
+        """The dtype of a tensor."""
+        return self._exceptions.get(tensor, self.most)
+
+
+def _gather(
+    usual: torch.dtype | None, others: Mapping[str, torch.dtype], world: int, group: dist.ProcessGroup | None
+) -> list[tuple[torch.dtype | None, dict[str, torch.dtype]]]:
+    """Every rank's usual dtype, and its others by name."""
+    if world == 1:
+        return [(usual, dict(others))]
+    spelled = usual and _spelling(usual), {name: _spelling(dtype) for name, dtype in others.items()}
+    return [
+        (usual and _dtype(usual), {name: _dtype(dtype) for name, dtype in others.items()})
+        for usual, others in gather(spelled, group)
+    ]
+
+
+def _spelling(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _dtype(spelling: str) -> torch.dtype:
+    found = getattr(torch, spelling)
+    assert isinstance(found, torch.dtype), spelling
+    return found
+
+
+class Mover:
+    """Runs one plan, as often as the weights change.
+
+    All ranks of the group run it together (group ranks are the plan's ranks). `source`: this rank's source shard.
+    `device`: where messages are packed, to suit the group's backend; by default where the source is. `control`: a group
+    for small Python objects (the first run agrees on dtypes); by default the same group. `sources`: all ranks' source
+    shards; with them, ranks on one machine read what they miss from each other's memory, where that is allowed.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        source: Shard,
+        group: dist.ProcessGroup | None = None,
+        device: torch.device | str | None = None,
+        control: dist.ProcessGroup | None = None,
+        sources: Sequence[Shard] | None = None,
+    ) -> None:
+        self.plan = plan
+        self.sources = sources
+        self.source = source
+        self.group = group
+        self.device = torch.device(device) if device is not None else None
+        self.control = control if control is not None else group
+        self._dtypes: DTypes | None = None
+        self._memory: PeerMemory | None = None
+        self._places: dict[tuple[int, Box], Piece] = {}
+        self._same = same_parameters(source, plan.destination)
+
+    def dtypes(self, read: Tensors) -> DTypes:
+        """The dtypes that the ranks' sources have; a collective in the first call."""
+        if self._dtypes is None:
+            self._dtypes = DTypes(self.source, read, self.plan.world, self.control)
+        return self._dtypes
+
+    @torch.no_grad()
+    def run(
+        self, read: Tensors, write: Tensors | Writer, written: Callable[[str], None] = lambda name: None
+    ) -> Traffic:
+        """Fill this rank's destination shard from all ranks' source tensors.
+
+        `read`: parameter -> tensor of this rank's source shard. `write`: parameter -> tensor, filled in place (padding
+        is left alone), or a function that gets each parameter (name, tensor) once, when it is complete, padding zero.
+        That tensor is lent: it may be a view of a source; use it before returning and don't change it. Source and
+        destination have the same dtype. A mapping with a method `lend` (name, tensor) is asked whether a complete
+        parameter that this rank has anyway will do as it is, so that nothing is copied. `written` hears of each
+        parameter once, when all of it is in its place.
+
+        While one round's messages arrive, the next round's are on their way: at most two rounds are held.
+        """
+        dtypes = self.dtypes(read)
+        device = self.device or next((t.device for t in read.values()), torch.device("cpu"))
+        staging = None if isinstance(write, Mapping) else _Staging(self.plan.destination, dtypes, device, write)
+        target = write if staging is None else staging
+        lend = getattr(target, "lend", None)
+        lent = {name for name, own in self._same.items() if lend is not None and lend(name, read[own])}
+        network_bytes = local_bytes = 0
+        rounds = self.plan.rounds
+        memory = self._reachable(device)
+        if memory is not None:
+            memory.publish(read)
+        ahead = self._begin(rounds[0], read, dtypes, device) if rounds else None
+        for n, step in enumerate(rounds):
+            assert ahead is not None
+            move(doing=f"bucket {n + 1} of {len(rounds)}")
+            flight, ahead = ahead, self._begin(rounds[n + 1], read, dtypes, device) if n + 1 < len(rounds) else None
+            for copy in step.local:  # while the messages are on their way
+                local_bytes += self._copy(read, target, copy, copy.destination.param in lent)
+            for work in flight.works:
+                work.wait()
+            for message in step.receive:
+                if memory is not None and memory.reaches(self.plan.rank, message.peer):
+                    network_bytes += self._fetch(memory, message, target)
+            for buffers in flight.incoming:
+                for part, flat in buffers.parts():
+                    destination = _view(target, part)
+                    _same(flat.dtype, destination.dtype, part.box.tensor)
+                    destination.copy_(flat)
+                    network_bytes += flat.nbytes
+            del flight
+            if staging is not None:
+                staging.hand_over(step.complete)
+            for name in step.complete:
+                written(name)
+        if memory is not None:
+            move(doing="the other ranks read this one's memory")
+            memory.release()
+        move(doing="")
+        return Traffic(network_bytes, local_bytes)
+
+    def _begin(self, step: Round, read: Tensors, dtypes: DTypes, device: torch.device) -> "_Flight":
+        """Put a round's messages on their way."""
+        rank, memory = self.plan.rank, self._memory
+        incoming = [
+            _Buffers(message, dtypes, device)
+            for message in step.receive
+            if memory is None or not memory.reaches(rank, message.peer)
+        ]
+        outgoing = [
+            _Buffers(message, dtypes, device)
+            for message in step.send
+            if memory is None or not memory.reaches(message.peer, rank)
+        ]
+        for buffers in outgoing:
+            for part, flat in buffers.parts():
+                source = _view(read, part)
+                _same(flat.dtype, source.dtype, part.box.tensor)
+                flat.copy_(source)
+        return _Flight(incoming, outgoing, self._post(incoming, outgoing))
+
+    def _reachable(self, device: torch.device) -> PeerMemory | None:
+        """The memory of the other ranks, if any can read any other's; a collective in the first call."""
+        if self.sources is None or device.type != "cpu" or self.plan.world == 1:
+            return None
+        if self._memory is None:
+            self._memory = PeerMemory(self.plan.rank, self.plan.world, self.control)
+        return self._memory if self._memory.any else None
+
+    def _fetch(self, memory: PeerMemory, message: Message, target: "Tensors | _Staging") -> int:
+        """Read a message's parts where the peer holds them; returns their bytes."""
+        parts = []
+        for part in message.parts:
+            piece = self._source(message.peer, part.box)
+            parts.append((piece.param, piece.place(part.box), _view(target, part)))
+        memory.read(message.peer, parts)
+        return sum(view.nbytes for _, _, view in parts)
+
+    def _source(self, peer: int, box: Box) -> Piece:
+        """The piece of a peer's source shard that holds a box."""
+        found = self._places.get((peer, box))
+        if found is None:
+            assert self.sources is not None
+            found = next(piece for piece in self.sources[peer].by_tensor[box.tensor] if contains(piece, box))
+            self._places[peer, box] = found
+        return found
+
+    def _copy(self, read: Tensors, target: "Tensors | _Staging", copy: Copy, lent: bool) -> int:
+        source = _view(read, copy.source)
+        if not lent:
+            destination = _view(target, copy.destination)
+            _same(source.dtype, destination.dtype, copy.source.box.tensor)
+            destination.copy_(source)
+        return source.nbytes
+
+    def _post(self, incoming: Sequence["_Buffers"], outgoing: Sequence["_Buffers"]) -> list[dist.Work]:
+        ops = [
+            dist.P2POp(op, flat, self._global(buffers.peer), self.group)
+            for op, side in ((dist.irecv, incoming), (dist.isend, outgoing))
+            for buffers in side
+            for flat in buffers.flats.values()
+        ]
+        return dist.batch_isend_irecv(ops) if ops else []
+
+    def _global(self, peer: int) -> int:
+        return dist.get_global_rank(self.group, peer) if self.group is not None else peer
+
+
+@dataclass
+class _Flight:
+    """The messages of one round, until they have arrived."""
+
+    incoming: Sequence["_Buffers"]
+    outgoing: Sequence["_Buffers"]
+    works: list[dist.Work]
+
+
+class _Buffers:
+    """The flat tensors of one message, one for each dtype in it."""
+
+    def __init__(self, message: Message, dtypes: DTypes, device: torch.device) -> None:
+        self.peer = message.peer
+        self._of = [(part, dtypes.of(part.box.tensor)) for part in message.parts]
+        sizes: Counter[torch.dtype] = Counter()
+        for part, dtype in self._of:
+            sizes[dtype] += part.box.elements
+        self.flats = {dtype: torch.empty(n, dtype=dtype, device=device) for dtype, n in sizes.items()}
+
+    def parts(self) -> Iterable[tuple[Part, torch.Tensor]]:
+        """Each part with its place in a flat tensor, in its own shape."""
+        used: Counter[torch.dtype] = Counter()
+        for part, dtype in self._of:
+            low, n = used[dtype], part.box.elements
+            used[dtype] += n
+            yield part, self.flats[dtype][low : low + n].view(part.box.shape)
+
+
+class _Staging:
+    """Destination parameters that exist from their first part to their last one."""
+
+    def __init__(self, shard: Shard, dtypes: DTypes, device: torch.device, write: Writer) -> None:
+        self._shard, self._dtypes, self._device, self._write = shard, dtypes, device, write
+        self._open: dict[str, torch.Tensor] = {}
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        if name not in self._open:
+            make = torch.zeros if self._shard.padded(name) else torch.empty
+            pieces = self._shard.by_param[name]
+            dtype = self._dtypes.of(pieces[0].tensor) if pieces else self._dtypes.most  # none: padding only
+            self._open[name] = make(self._shard.params[name], dtype=dtype, device=self._device)
+        return self._open[name]
+
+    def lend(self, name: str, source: torch.Tensor) -> bool:
+        """Take the source's own memory for a parameter that is the same."""
+        if source.device != self._device:
+            return False
+        self._open[name] = source
+        return True
+
+    def hand_over(self, names: Iterable[str]) -> None:
+        """Write the complete parameters and forget them."""
+        for name in names:
+            tensor = self[name]
+            del self._open[name]
+            self._write(name, tensor)
+
+
+def _view(tensors: "Tensors | _Staging", part: Part) -> torch.Tensor:
+    return view(tensors[part.param], part.at, part.box.shape)
+
+
+def _same(a: torch.dtype, b: torch.dtype, tensor: str) -> None:
+    assert a == b, f"{tensor} is {a} in one shard and {b} in another"

@@ -1,0 +1,79 @@
+"""Who holds the device: the trainer or the engine, never both in full; and the refresh between them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from spmd_rl.distributed.layout import RolloutLayout, TrainLayout
+from spmd_rl.distributed.status import at
+from spmd_rl.distributed.world import World
+from spmd_rl.rollout.engine import Engine
+from spmd_rl.training.trainer import Trainer
+from spmd_rl.weights.families import megatron_shard, vllm_shard
+from spmd_rl.weights.transfer.boxes import common_boxes
+from spmd_rl.weights.transfer.checksum import Checksums, verify
+from spmd_rl.weights.transfer.transfer_plan import bucket_of_bytes, plan
+from spmd_rl.weights.transfer.weight_transfer import Mover, Traffic
+
+
+@dataclass
+class Residency:
+    """The switch of one rank."""
+
+    trainer: Trainer
+    engine: Engine
+    world: World
+    train_layout: TrainLayout
+    rollout_layout: RolloutLayout
+    bucket_bytes: int
+    give_back_memory: Callable[[], None]
+
+    def __post_init__(self) -> None:
+        shape, rank, ranks = self.trainer.shape, self.world.rank, range(self.world.size)
+        sources = [megatron_shard(shape, self.train_layout, other) for other in ranks]
+        destinations = [vllm_shard(shape, self.rollout_layout, other) for other in ranks]
+        bucket = bucket_of_bytes(self.bucket_bytes, self.trainer.dtype.itemsize)
+        self.mover = Mover(
+            plan(sources, destinations, rank, self.world.ranks_per_node, bucket),
+            sources[rank],
+            control=self.world.payload,
+            sources=sources,
+        )
+        self.destination = destinations[rank]
+        boxes = common_boxes([*sources, *destinations])
+        self.trained = Checksums(sources[rank], boxes, "training")
+        self.rolled_out = Checksums(destinations[rank], boxes, "rollout")
+        self.refreshes = 0
+
+    def to_rollout(self) -> Traffic:
+        """Write the policy into the engine, prove that it arrived, and leave the device to the engine.
+
+        Raises RuntimeError that names tensor, slice, parameter and rank where the engine holds something else.
+        """
+        self.trainer.gradients.release()
+        self.give_back_memory()
+        self.engine.wake_weights()
+        policy, engine = self.trainer.parameters(), self.engine.writer()
+        # The first refresh is checked to the last element, later ones in turns.
+        turn = self.refreshes if self.refreshes else None
+        self.refreshes += 1
+        for side in (self.trained, self.rolled_out):
+            side.forget(turn)
+
+        def written(name: str) -> None:
+            self.rolled_out.update(name, engine[name])
+            self.engine.written(name)
+
+        traffic = self.mover.run(policy, engine, written)
+        with at("compares checksums"):
+            self.trained.update_all(policy)
+            verify([self.trained, self.rolled_out], self.world.size, self.world.payload)
+        self.engine.weights_written()
+        self.trainer.release()
+        self.engine.wake_cache()
+        return traffic
+
+    def to_training(self) -> None:
+        """Give the device back to the trainer; the engine's weights and cache are dropped."""
+        self.engine.sleep()
+        self.give_back_memory()
+        self.trainer.restore()

@@ -1,0 +1,47 @@
+"""Every verb of the programs that only generate, as every rank does it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from spmd_rl.data.sampling_params import Sampling
+from spmd_rl.distributed.status import at
+from spmd_rl.distributed.verb import verb
+from spmd_rl.rollout.requests import Request
+from spmd_rl.weights.families import vllm_shard
+from spmd_rl.weights.files.engine_load import fill_engine, open_source
+from spmd_rl.worker.base_worker import Rank
+
+
+class Server(Rank):
+    """One rank. Nothing is trained, nothing of Megatron runs."""
+
+    def __init__(self, *arguments: Any):
+        super().__init__(*arguments)
+        self.shard = vllm_shard(self.shape, self.rollout_layout, self.world.rank)
+        self.tokens_heard: Callable[[list[int]], bool] = lambda tokens: False
+        """On rank 0: hears the tokens of an answer as they are made, and ends it with True."""
+
+    @verb
+    def load(self, model: str) -> None:
+        # The old weights and what the cache holds of them go first: there is never room for two.
+        self.engine.sleep()
+        self.engine.wake_weights()
+        with at(f"loads weights from {model}"):
+            fill_engine(open_source(model, self.shape), self.shard, self.engine.writer(), self.engine.written)
+        self.engine.weights_written()
+        self.engine.wake_cache()
+
+    @verb
+    def reply(self, prompt: list[int], seed: int, sampling: dict[str, Any]) -> str:
+        """All ranks are one engine here: rank 0's word decides for all of them when an answer is to end."""
+
+        def heard(tokens: list[int]) -> bool:
+            ends = torch.tensor([self.world.rank == 0 and self.tokens_heard(tokens)], dtype=torch.uint8)
+            if self.world.size > 1:
+                dist.broadcast(ends, src=0, group=self.world.payload)
+            return bool(ends)
+
+        return self.engine.stream(Request(0, tuple(prompt), seed), Sampling(**sampling), heard)

@@ -1,0 +1,99 @@
+"""Runs side by side: what differs, what is drawn, what smoothing does."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spmd_rl.analysis.curves import (
+    Run,
+    as_page,
+    differences,
+    labels,
+    phase_seconds,
+    read_run,
+    smoothed,
+    smoothing_window,
+)
+from spmd_rl.analysis.figures import draw_all
+
+
+def step(number: int, **others) -> dict:
+    row = {"step": number, "grpo/rewards/mean": number / 10, "actor/entropy": 2.0 / number, "actor/kl_loss": 0.0}
+    row |= {"timing/all": 10.0, "timing/rollout": 3.0, "timing/update": 5.0, "timing/rule_reward": 50.0}
+    row |= {"reward/cause/correct": 0.25, "reward/cause/wrong": 0.75, "reward/cause/crash": 0.0}
+    return row | others
+
+
+def a_run(name: str, steps: int = 3, **settings) -> Run:
+    return Run(name, [step(n) for n in range(1, steps + 1)], {key.replace("__", "."): v for key, v in settings.items()})
+
+
+def test_labels_say_what_differs_and_names_of_runs_do_not():
+    a = a_run("a", algorithm__samples_per_prompt=8, run__name="a", train__steps=3, reward__rules__format=0.5)
+    b = a_run("b", algorithm__samples_per_prompt=4, run__name="b", train__steps=3)
+    assert differences([a, b]) == {"algorithm.samples_per_prompt": [8, 4], "reward.rules.format": [0.5, "not set"]}
+    assert labels([a, b]) == ["a: samples_per_prompt=8, format=0.5", "b: samples_per_prompt=4, format=not set"]
+    assert labels([a]) == ["a"] and labels([a, a]) == ["a (1)", "a (2)"]
+
+
+def test_settings_of_one_name_in_two_sections_keep_their_section():
+    a, b = a_run("a", parallel__tensor=1, rollout__tensor=1), a_run("b", parallel__tensor=2, rollout__tensor=2)
+    assert labels([a, b])[0] == "a: parallel.tensor=1, rollout.tensor=1"
+
+
+def test_phases_and_the_rest_add_up_to_the_step_without_what_is_hidden_behind_them():
+    assert {phase: seconds for phase, seconds in phase_seconds(a_run("a", 1)).items() if any(seconds)} == {
+        "rollout": [3.0],
+        "update": [5.0],
+        "other": [2.0],
+    }
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=60))
+def test_smoothing_keeps_the_number_and_the_range_and_few_values_as_they_are(values):
+    line = smoothed(values, smoothing_window(len(values)))
+    assert len(line) == len(values) and (len(values) >= 8 or line == values)
+    assert min(values) - 1e-6 <= min(line) and max(line) <= max(values) + 1e-6
+
+
+@given(st.floats(-5, 5), st.floats(-5, 5), st.integers(8, 60))
+def test_smoothing_leaves_a_straight_line_alone_except_at_its_ends(slope, start, count):
+    values = [start + slope * n for n in range(count)]
+    half = smoothing_window(count) // 2
+    assert smoothed(values, 2 * half + 1)[half:-half] == pytest.approx(values[half:-half])
+
+
+def test_runs_with_different_metrics_are_drawn_together_and_what_is_missing_is_said(tmp_path):
+    short, long = a_run("$short$", 2), a_run("_long", 60)
+    evaluated = Run("evaluated", [*short.rows, {"step": 2, "eval/math/accuracy": 0.5}, {"step": 3, "grad_norm": None}])
+    pictures, notes = draw_all([short, long, evaluated], tmp_path)
+    assert set(pictures) == {"reward.png", "kl.png", "entropy.png", "evaluation.png", "time.png", "causes.png"}
+    for name in pictures:
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG") and (tmp_path / name).stat().st_size > 5000
+    assert "Held-out math accuracy: not measured in _long" in notes
+    page = as_page([short, long, evaluated], pictures, notes)
+    assert "![Reward](reward.png)" in page and "| reward | 0.1 → 0.2 |" in page and "not measured" in page
+    assert "All settings are the same." in page
+
+
+def test_rows_without_anything_to_draw_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="empty: no metric that there is a picture of"):
+        draw_all([Run("empty", [{"step": 1}])], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_broken_line_and_a_broken_config_are_named(tmp_path):
+    metrics = tmp_path / "metrics.jsonl"
+    for text in ('{"step": 1}\nnonsense\n', '{"step": 1}\n[]\n'):
+        metrics.write_text(text)
+        with pytest.raises(ValueError, match="metrics.jsonl, line 2"):
+            read_run(tmp_path)
+    metrics.write_text(json.dumps(step(1)) + "\n")
+    assert read_run(tmp_path).settings == {}
+    (tmp_path / "config.yaml").write_text("a: [")
+    with pytest.raises(ValueError, match="config.yaml: cannot be read"):
+        read_run(tmp_path)
+    (tmp_path / "config.yaml").write_text("train: {steps: 2}\nreward: {rules: {math_answer: 1.0}}\n")
+    assert read_run(tmp_path).settings == {"train.steps": 2, "reward.rules.math_answer": 1.0}

@@ -1,0 +1,176 @@
+"""A save that fails: what is said, what stays, and that the next one works; on a disk that is really full."""
+
+import contextlib
+import errno
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from spmd_rl.config.config import CheckpointConfig, Config, ModelConfig, RunConfig, TrainConfig
+from spmd_rl.controller.checkpoint_manager import Keeper, Preempted
+from spmd_rl.data.digests import digests_of
+from spmd_rl.runlog import checkpoint_store as checkpoints
+from spmd_rl.runlog.run_log import RunLog
+
+KIB, MIB = 1 << 10, 1 << 20
+
+
+class OneRank:
+    """Stands for the ranks, and writes so many bytes as a rank's part."""
+
+    def __init__(self, size=MIB):
+        self.size, self.expected, self.failed, self.asked = size, size, None, False
+
+    def checkpoint_bytes(self):
+        return self.expected
+
+    def begin_checkpoint(self, directory):
+        self.failed = None
+        try:
+            (Path(directory) / "part.bin").write_bytes(os.urandom(self.size))
+        except OSError as error:
+            self.failed = str(error)
+
+    def checkpoint_progress(self, wait):
+        return True, self.failed, self.asked
+
+    def checkpoint_digests(self, directory, names, wait):
+        return digests_of(Path(directory), names)
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """A file system of 8 MiB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=8m", "none", str(place)], capture_output=True, text=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"a small file system can't be mounted here: {mounted.stderr.strip()}")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+@pytest.fixture
+def kept(disk, tmp_path, monkeypatch):
+    """on_failure -> a keeper whose run directory is elsewhere and its checkpoints on the small disk, and its ranks."""
+    monkeypatch.setattr(checkpoints, "_SPARE_BYTES", 0)
+    logs = contextlib.ExitStack()
+
+    def make(on_failure="continue", keep_best=None):
+        run_dir = tmp_path / "run"
+        run_dir.mkdir(exist_ok=True)
+        if not (run_dir / "checkpoints").exists():
+            (run_dir / "checkpoints").symlink_to(disk)
+        config = Config(
+            ModelConfig("m"),
+            run=RunConfig(wandb="off", tensorboard=False),
+            train=TrainConfig(steps=100),
+            checkpoint=CheckpointConfig(every_steps=1, keep_last=9, on_failure=on_failure, keep_best=keep_best),
+        )
+        ranks = OneRank()
+        log = logs.enter_context(contextlib.closing(RunLog(config, run_dir, 1)))
+        return Keeper(config, ranks, log), ranks, run_dir / "run.log"
+
+    with logs:
+        yield make
+
+
+def fill(disk, left):
+    free = os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize
+    (disk / "ballast").write_bytes(bytes(free - left))
+
+
+def steps(disk):
+    return sorted(path.name for path in disk.iterdir() if path.name.startswith("step_"))
+
+
+@pytest.mark.parametrize(
+    ("left", "loop", "words"),
+    [
+        (512 * KIB, {}, "a checkpoint takes about 0.00 GiB, and only 0.00 GiB are free"),
+        (512 * KIB, {}, "No space left on device"),
+        (MIB, {"long": "x" * 20 * KIB}, "state.json: No space left on device"),
+        (MIB, {}, "files.json: No space left on device"),
+    ],
+    ids=["before", "part", "state", "files"],
+)
+def test_a_full_disk_costs_one_checkpoint_and_nothing_else(disk, kept, left, loop, words):
+    keeper, ranks, log = kept()
+    keeper.after(1, {})
+    keeper.close()
+    whole = {path.name: path.read_bytes() for path in (disk / "step_000001").iterdir()}
+    pages = -(-len(whole["state.json"]) // 4096) * 4 * KIB
+    fill(disk, left + pages if "json" in words else left)
+    ranks.expected = ranks.size if "takes about" in words else 0
+    free = os.statvfs(disk).f_bavail
+    keeper.after(2, loop)
+    keeper.close()
+    (said,) = [line for line in log.read_text().splitlines() if line.startswith("step 2 ")]
+    assert said.startswith("step 2 could not be saved: ") and words in said
+    assert said.endswith("; older checkpoints are as they were") or "make room" in said
+    assert steps(disk) == ["step_000001"] and os.statvfs(disk).f_bavail == free, "what was written is gone again"
+    assert {path.name: path.read_bytes() for path in (disk / "step_000001").iterdir()} == whole
+    (disk / "ballast").unlink()
+    keeper.after(3, {})
+    keeper.close()
+    assert steps(disk) == ["step_000001", "step_000003"] and (disk / "latest").read_text() == "step_000003\n"
+
+
+def test_who_is_asked_to_end_says_saved_only_of_what_is(disk, kept):
+    keeper, ranks, log = kept()
+    keeper.after(1, {})
+    keeper.close()
+    fill(disk, 256 * KIB)
+    ranks.expected, ranks.asked = 0, True
+    with pytest.raises(RuntimeError, match=r"asked to end by SIGUSR1, and step 2 could not be saved"):
+        keeper.after(2, {})
+    (disk / "ballast").unlink()
+    with pytest.raises(Preempted, match="step 3 is saved"):
+        keeper.after(3, {})
+    assert steps(disk) == ["step_000001", "step_000003"]
+
+
+def test_a_best_that_no_step_has_is_said_once_with_the_nearest(disk, kept):
+    keeper, ranks, log = kept(keep_best="grpo/rewards/means")
+    for step in (1, 2):
+        with keeper.log.step(step):
+            keeper.log.add("grpo/rewards/mean", 0.5)
+        keeper.after(step, {})
+    keeper.close()
+    (said,) = [line for line in log.read_text().splitlines() if "keep_best" in line]
+    assert "step 1 has no such value" in said and "did you mean grpo/rewards/mean?" in said
+
+
+def test_the_run_stops_where_it_is_asked_to(disk, kept):
+    keeper, ranks, log = kept("stop")
+    keeper.after(1, {})
+    keeper.close()
+    fill(disk, 256 * KIB)
+    ranks.expected = 0
+    keeper.after(2, {})
+    with pytest.raises(RuntimeError, match=r"step 2 could not be saved: .*No space left.*on_failure = continue would"):
+        keeper.close()
+    assert steps(disk) == ["step_000001"]
+
+
+def test_a_rename_that_fails_leaves_the_older_one(disk, kept, monkeypatch):
+    keeper, ranks, log = kept()
+    keeper.after(1, {})
+    keeper.close()
+
+    def full(self, target):
+        raise OSError(errno.ENOSPC, "No space left on device", str(target))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", full)
+        keeper.after(2, {})
+        keeper.close()
+    assert "step 2 could not be saved: [Errno 28] No space left" in log.read_text()
+    assert steps(disk) == ["step_000001"]
+    keeper.after(3, {})
+    keeper.close()
+    assert steps(disk) == ["step_000001", "step_000003"]

@@ -1,0 +1,162 @@
+"""Laws of writing through: a parameter takes memory from the moment it is looked up until it is packed."""
+
+import pytest
+import torch
+
+from spmd_rl.patches.vllm_packing import PackedExperts, PackedLinear
+from spmd_rl.rollout.engine_weights import Weights
+
+
+class Linear(PackedLinear):
+    """Packs by copying."""
+
+    def pack(self, name, weight):
+        self._packed = weight.clone()
+        return True
+
+
+class Experts(PackedExperts):
+    """Packs by copying."""
+
+    def pack(self, name, weight):
+        self._packed[name] = weight.clone()
+        return True
+
+
+def layer(packed=None, attribute="cpu_linear", **parameters):
+    module = torch.nn.Module()
+    for name, value in parameters.items():
+        module.register_parameter(name, torch.nn.Parameter(value, requires_grad=False))
+    if packed is not None:
+        setattr(module, attribute, packed)
+    return module
+
+
+@pytest.fixture
+def model():
+    """An embedding that is the output layer too, a norm, a linear layer with a bias, and experts."""
+    model = torch.nn.Module()
+    model.embedding = layer(weight=torch.ones(4, 2))
+    model.norm = layer(weight=torch.ones(2))
+    model.linear = layer(Linear(), weight=torch.ones(2, 3), bias=torch.ones(2))
+    model.experts = layer(
+        Experts("vec", 8, 8), "cpu_experts", w13_weight=torch.ones(2, 16, 2), w2_weight=torch.ones(2, 2, 8)
+    )
+    model.head = layer(Linear())
+    model.head.weight = model.embedding.weight
+    return model
+
+
+def memory(weights):
+    return {name for name in weights if weights.plain(name).untyped_storage().nbytes()}
+
+
+def write(weights, value):
+    most = 0
+    for name in weights:
+        weights[name].fill_(value)
+        most = max(most, len(memory(weights)))
+        weights.written(name)
+    weights.end()
+    return most
+
+
+def test_after_a_refresh_only_what_is_read_as_it_is_has_plain_memory(model):
+    weights = Weights(model, torch.float32, releases=True)
+    weights.release()
+    assert memory(weights) == set()
+    for value in (2.0, 3.0):
+        weights.begin()
+        write(weights, value)
+        assert memory(weights) == {"embedding.weight", "norm.weight", "linear.bias"}
+        packed = (
+            model.linear.cpu_linear._packed,
+            model.head.cpu_linear._packed,
+            model.experts.cpu_experts.packed("w2_weight"),
+        )
+        assert all((p == value).all() for p in packed) and (model.embedding.weight == value).all()
+        weights.release()
+        assert memory(weights) == set() and model.linear.cpu_linear._packed is None
+
+
+def test_one_parameter_at_a_time_has_room_beside_those(model):
+    weights = Weights(model, torch.float32, releases=True)
+    weights.release()
+    assert write(weights, 1.0) <= len({"embedding.weight", "norm.weight", "linear.bias"}) + 1
+
+
+def test_a_parameter_that_is_complete_is_not_looked_up_again(model):
+    weights = Weights(model, torch.float32, releases=True)
+    weights.written("linear.weight")
+    with pytest.raises(AssertionError, match=r"linear\.weight"):
+        weights["linear.weight"]
+
+
+def test_an_incomplete_refresh_names_what_is_missing(model):
+    weights = Weights(model, torch.float32, releases=True)
+    for name in set(weights) - {"experts.w2_weight"}:
+        weights.written(name)
+    with pytest.raises(AssertionError, match=r"1 parameters .*experts\.w2_weight"):
+        weights.end()
+
+
+def test_lent_values_are_read_where_they_lie_until_they_go_back(model):
+    weights = Weights(model, torch.float32, releases=True)
+    weights.release()
+    lent = {name: torch.full_like(parameter, 7.0) for name, parameter in model.named_parameters()}
+    for value in (7.0, 8.0):
+        weights.begin()
+        for name, values in lent.items():
+            values.fill_(value)
+            assert weights.lend(name, values)
+            weights.written(name)
+        weights.end()
+        assert model.head.weight.data_ptr() == lent["embedding.weight"].data_ptr()
+        assert (model.norm.weight == value).all() and (model.linear.cpu_linear._packed == value).all()
+        assert model.linear.weight.untyped_storage().nbytes() == 0
+        weights.release()
+        assert memory(weights) == set()
+        assert all((values == value).all() for values in lent.values())
+    # The next refresh may have nothing to lend.
+    weights.begin()
+    write(weights, 9.0)
+    assert (model.embedding.weight == 9.0).all() and (lent["embedding.weight"] == 8.0).all()
+
+
+def test_what_latent_attention_derives_from_lent_values_is_theirs(model):
+    class Attention(torch.nn.Module):
+        def __init__(self, source):
+            super().__init__()
+            self.kv_b_proj, self.W_UK_T = source, torch.nn.Parameter(torch.ones(2, 3), requires_grad=False)
+
+        def process_weights_after_loading(self, dtype):
+            self.W_UK_T.data.copy_(self.kv_b_proj.weight * 2)
+
+    model.attention = Attention(model.linear)
+    weights = Weights(model, torch.float32, releases=True)
+    weights.release()
+    weights.begin()
+    assert weights.lend("linear.weight", torch.full((2, 3), 5.0))
+    weights.written("linear.weight")
+    assert (model.attention.W_UK_T == 10.0).all() and (model.linear.cpu_linear._packed == 5.0).all()
+
+
+def test_where_vllm_sleeps_itself_nothing_is_packed_or_released(model):
+    weights = Weights(model, torch.float32, releases=False)
+    write(weights, 5.0)
+    assert memory(weights) == set(weights) and model.linear.cpu_linear._packed is None
+    assert (weights["linear.weight"] == 5.0).all()
+
+
+def test_padded_experts_keep_gate_and_up_in_halves(monkeypatch):
+    import vllm._custom_ops as ops
+
+    monkeypatch.setattr(ops, "cpu_prepack_moe_weight", lambda weight, isa: weight)
+    experts = PackedExperts("vec", ffn=3, padded_ffn=4)
+    w13, w2 = torch.arange(2 * 6 * 2.0).reshape(2, 6, 2), torch.arange(2 * 2 * 3.0).reshape(2, 2, 3)
+    experts.pack("w13_weight", w13)
+    experts.pack("w2_weight", w2)
+    packed13, packed2 = experts.packed("w13_weight"), experts.packed("w2_weight")
+    assert torch.equal(packed13[:, :3], w13[:, :3]) and torch.equal(packed13[:, 4:7], w13[:, 3:])
+    assert torch.equal(packed2[:, :, :3], w2)
+    assert not packed13[:, [3, 7]].any() and not packed2[:, :, 3].any()
