@@ -18,13 +18,13 @@ from spmd_rl.config.check_serving import (
 from spmd_rl.config.loading import load, load_dataset_config
 from spmd_rl.config.redact import hidden
 from spmd_rl.config.serving import EvaluateConfig, of_evaluation
-from spmd_rl.data.sampling_params import Sampling
+from spmd_rl.data.sampling_params import SamplingParams
 from spmd_rl.distributed.environment import size_from_environment
 from spmd_rl.evaluation import report as report
 from spmd_rl.evaluation.benchmark import Benchmark, Line, ask, asked, check_asked, compare, measure
 from spmd_rl.models.model_shape import read_model_shape
 from spmd_rl.program import launch, names_split
-from spmd_rl.serve import Given, Stage, live
+from spmd_rl.serve import ServeContext, ServeSpec, run_server
 
 DESCRIPTION = """\
 Ask a model the questions of a benchmark and grade its answers. Every setting below can also stand in a YAML file.
@@ -39,7 +39,7 @@ class Evaluation:
     """Settings that have passed all checks."""
 
     settings: EvaluateConfig
-    given: Given
+    given: ServeSpec
     output: Path
     names: dict[str, str]
     """Where the prompts of each benchmark are kept -> its name."""
@@ -82,7 +82,7 @@ def configure(arguments: list[str]) -> Evaluation:
         raise ValueError("\n".join(problems))
     max_tokens = settings.max_prompt_length + settings.max_response_length
     output = Path(settings.output or _new_directory(settings, names))
-    given = Given(config, shape, models, max_tokens, settings.platform, output)
+    given = ServeSpec(config, shape, models, max_tokens, settings.platform, output)
     return Evaluation(settings, given, output, names, earlier)
 
 
@@ -110,7 +110,7 @@ def _new_directory(settings: EvaluateConfig, names: dict[str, str]) -> str:
 
 def run(evaluation: Evaluation) -> None:
     """One rank's life."""
-    live(
+    run_server(
         evaluation.given,
         lambda tokenizer: _read(evaluation, tokenizer),
         lambda stage: tell(evaluation, stage),
@@ -146,7 +146,7 @@ def _read(evaluation: Evaluation, tokenizer: Any) -> tuple[dict[str, Any], list[
     return prompts, [note for one in loaded.values() for note in one.notes]
 
 
-def tell(evaluation: Evaluation, stage: Stage) -> None:
+def tell(evaluation: Evaluation, stage: ServeContext) -> None:
     """The evaluation, as rank 0 tells it."""
     settings, output = evaluation.settings, evaluation.output
     for note in stage.notes:
@@ -183,8 +183,8 @@ def tell(evaluation: Evaluation, stage: Stage) -> None:
     print(f"everything is in {output}", flush=True)
 
 
-def _evaluate(settings: EvaluateConfig, stage: Stage, benchmark: Benchmark) -> list[Line]:
-    sampling = Sampling(
+def _evaluate(settings: EvaluateConfig, stage: ServeContext, benchmark: Benchmark) -> list[Line]:
+    sampling = SamplingParams(
         temperature=settings.temperature,
         max_tokens=settings.max_response_length,
         top_p=settings.top_p,
@@ -202,7 +202,7 @@ def _evaluate(settings: EvaluateConfig, stage: Stage, benchmark: Benchmark) -> l
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command; the exit status is 2 where the user can mend what is wrong."""
+    """Run the command; the exit status is 2 where the user can fix what is wrong."""
     launch(configure, run, arguments)
 
 

@@ -7,26 +7,26 @@ from spmd_rl.algorithms.curation import group_fractions, teaching_samples
 from spmd_rl.algorithms.reduce import token_weights
 from spmd_rl.algorithms.schedule import learning_rate
 from spmd_rl.config.config import Config
-from spmd_rl.controller.checkpoint_manager import Keeper
+from spmd_rl.controller.checkpoint_manager import CheckpointManager
 from spmd_rl.controller.planner import plan_microbatches
 from spmd_rl.controller.ranks import Ranks
 from spmd_rl.controller.reward_models import RewardModels
 from spmd_rl.controller.rollout_metrics import evaluate, judged_correct, keep_conversations, sample_metrics
-from spmd_rl.data.sampling_params import Sampling
-from spmd_rl.program import Story, main
+from spmd_rl.data.sampling_params import SamplingParams
+from spmd_rl.program import RunContext, main
 from spmd_rl.runlog.run_log import RunLog
 
 
-def run_grpo(config: Config, ranks: Ranks, story: Story, log: RunLog) -> None:
+def run_grpo(config: Config, ranks: Ranks, story: RunContext, log: RunLog) -> None:
     """Group Relative Policy Optimization, as rank 0 tells it (https://arxiv.org/abs/2402.03300)."""
-    train, algorithm, sampling = config.train, config.algorithm, Sampling.of(config.rollout)
+    train, algorithm, sampling = config.train, config.algorithm, SamplingParams.of(config.rollout)
     reward_models = RewardModels(config, story.data_parallel, story.share_prompts)
-    keeper = Keeper(config, ranks, log, story.resumed)
-    prompts_taken = keeper.taken_up().get("prompts_taken", 0)
-    reward_models.load_state_dict(keeper.taken_up().get("reward_models", {}))
-    if keeper.first_step == 0 and config.evaluation.before:
+    manager = CheckpointManager(config, ranks, log, story.resumed)
+    prompts_taken = manager.restored_state().get("prompts_taken", 0)
+    reward_models.load_state_dict(manager.restored_state().get("reward_models", {}))
+    if manager.first_step == 0 and config.evaluation.before:
         evaluate(ranks, story.benchmarks, config, 0, log)
-    for step in range(keeper.first_step, train.steps):
+    for step in range(manager.first_step, train.steps):
         with log.step(step + 1) as timed:
             rows = story.order.take(prompts_taken, train.prompts_per_step)
             prompts_taken += train.prompts_per_step
@@ -82,8 +82,8 @@ def run_grpo(config: Config, ranks: Ranks, story: Story, log: RunLog) -> None:
         if config.evaluation.after if step + 1 == train.steps else due(step + 1, config.evaluation.every_steps):
             evaluate(ranks, story.benchmarks, config, step + 1, log)
         # Beside the next steps; goes on exactly from here.
-        keeper.after(step + 1, {"prompts_taken": prompts_taken, "reward_models": reward_models.state_dict()})
-    keeper.close()
+        manager.maybe_save(step + 1, {"prompts_taken": prompts_taken, "reward_models": reward_models.state_dict()})
+    manager.close()
     if config.run.export_hf:
         with log.timed("export"):
             ranks.export_hf(str(story.run_dir / "hf"))

@@ -30,18 +30,18 @@ from spmd_rl.distributed.environment import (
     restarts_from_environment,
     size_from_environment,
 )
-from spmd_rl.distributed.status import at
+from spmd_rl.distributed.status import doing
 from spmd_rl.evaluation.benchmark import Benchmark
-from spmd_rl.health.preemption import listen
+from spmd_rl.health.preemption import preemption_event
 from spmd_rl.models.model_shape import ModelShape, read_model_shape
-from spmd_rl.runlog.checkpoint_store import Saved
+from spmd_rl.runlog.checkpoint_store import SavedCheckpoint
 from spmd_rl.runlog.run_log import RunLog, require_wandb_key
 
 USER_ERROR = 2
 
 
 @dataclass(frozen=True)
-class Story:
+class RunContext:
     """What rank 0 needs to know beside the configuration."""
 
     run_dir: Path
@@ -49,16 +49,16 @@ class Story:
     benchmarks: list[Benchmark]
     data_parallel: int
     share_prompts: bool
-    resumed: Saved | None = None
+    resumed: SavedCheckpoint | None = None
     """The checkpoint whose story goes on."""
 
 
-Tell = Callable[[Config, Any, Story, Any], None]
+Tell = Callable[[Config, Any, RunContext, Any], None]
 
 
 def main(tell: Tell, arguments: list[str] | None = None) -> None:
-    """Run one entry point on this rank; the exit status is 2 where the user can mend what is wrong."""
-    listen()
+    """Run one entry point on this rank; the exit status is 2 where the user can fix what is wrong."""
+    preemption_event()
     launch(configure, lambda settings: run(*settings, tell), arguments)
 
 
@@ -72,20 +72,20 @@ def launch(
 
     `before_exit` hears of a signal, on a thread of its own, and keeps the program alive with False.
     """
-    _quieten()
+    silence_libraries()
     from torch.distributed.elastic.multiprocessing.errors import record
 
     # Importing and building make millions of objects that stay: looking for garbage among them takes seconds.
     gc.disable()
-    with refusing():
+    with user_errors_exit():
         settings = configure(sys.argv[1:] if arguments is None else arguments)
     _exit_on_signals(before_exit)
     from spmd_rl.distributed.addresses import naming_peers
-    from spmd_rl.health.error_file import LastWords
+    from spmd_rl.health.error_file import ErrorFileHandler
     from spmd_rl.health.watchdog import reporting_timeouts
 
     try:
-        record(hiding_secrets(naming_peers(reporting_timeouts(live))), LastWords())(settings)
+        record(hiding_secrets(naming_peers(reporting_timeouts(live))), ErrorFileHandler())(settings)
     except SystemExit:
         raise
     except BaseException:
@@ -120,16 +120,16 @@ def hiding_secrets(act: Callable[[Any], None]) -> Callable[[Any], None]:
 
 
 @contextmanager
-def refusing(in_words: Callable[[str], str] = str) -> Iterator[None]:
+def user_errors_exit(in_words: Callable[[str], str] = str) -> Iterator[None]:
     """A ValueError inside is what a user can change; it ends the program. `in_words`: the words for it."""
     try:
         yield
     except ValueError as error:
         words = in_words(str(error))
-        _refuse(error if words == str(error) else ValueError(words).with_traceback(error.__traceback__))
+        exit_with_usage_error(error if words == str(error) else ValueError(words).with_traceback(error.__traceback__))
 
 
-def _quieten() -> None:
+def silence_libraries() -> None:
     """Leave out what the libraries say to their own developers; SPMD_RL_VERBOSE=1 shows it."""
     if os.environ.get("SPMD_RL_VERBOSE"):
         return
@@ -169,10 +169,10 @@ def run(config: Config, shape: ModelShape, tell: Tell) -> None:
         applied = apply_all(megatron_core.PATCHES + vllm.PATCHES, platform.name)
         model_options(config.model.path, shape, config.rollout.block_tokens, platform)
         _check_weights(config, shape)
-        with at("reads the prompts"):
+        with doing("reads the prompts"):
             loaded = _read_prompts(config)
             readers = _read_reward_models(config, loaded)
-        with at("starts the graders"):
+        with doing("starts the graders"):
             pool = start_graders(config, loaded.prompts["train"][0])
         from spmd_rl.distributed import world as worlds
 
@@ -184,11 +184,11 @@ def run(config: Config, shape: ModelShape, tell: Tell) -> None:
         restarts = max(gather(restarts_from_environment(), world.payload))  # torchrun counts on each node for itself
         faults = _faults(config, run_dir, world.rank, restarts)
         watch = watch_ranks(config, world, run_dir)
-        with at("looks for a checkpoint to go on from"):
+        with doing("looks for a checkpoint to go on from"):
             resumed, said = resume_point(config, run_dir, world)
     except ValueError as error:
-        _refuse(error)
-    from spmd_rl.worker.train_worker import Worker
+        exit_with_usage_error(error)
+    from spmd_rl.worker.train_worker import TrainWorker
 
     gc.freeze()
     gc.enable()
@@ -196,20 +196,20 @@ def run(config: Config, shape: ModelShape, tell: Tell) -> None:
     lines += [f"reward model {name}: reads {reader.described()}" for name, reader in readers.items()]
     log = _start_log(config, run_dir, world, lines, resumed, restarts) if world.rank == 0 else None
     try:
-        worker = Worker(config, shape, platform, world, loaded.prompts, loaded.tokenizer, pool, readers)
+        worker = TrainWorker(config, shape, platform, world, loaded.prompts, loaded.tokenizer, pool, readers)
         if resumed is not None:
-            with at(f"loads {resumed.saved.path}"):
-                worker.saving.load(resumed.saved.path, resumed.only_weights)
+            with doing(f"loads {resumed.saved.path}"):
+                worker.saver.load(resumed.saved.path, resumed.only_weights)
         if faults is not None:
             faults.attach(worker)
     except ValueError as error:
-        _refuse(error)
+        exit_with_usage_error(error)
 
     def control(commands: Any) -> None:
         from spmd_rl.controller.ranks import Ranks
 
         ranks = Ranks(commands, worker)
-        story = Story(
+        story = RunContext(
             run_dir=log.run_dir,
             order=loaded.order,
             benchmarks=loaded.benchmarks,
@@ -224,23 +224,23 @@ def run(config: Config, shape: ModelShape, tell: Tell) -> None:
                 log.note(str(asked))
         ranks.stop()
 
-    attend(worker, world, config.run.control_timeout_seconds, control, watch)
+    control_or_serve(worker, world, config.run.control_timeout_seconds, control, watch)
 
 
 def watch_ranks(config: Config, world: Any, directory: Path | None) -> Any:
     """What finds a hang; None where the configuration wants none. `directory`: where a report goes."""
-    from spmd_rl.health.watchdog import Watch
+    from spmd_rl.health.watchdog import Watchdog
 
     # A grader may take its time; only a deadline that was set is shorter.
     least = 2 * config.reward.timeout_seconds if config.reward.rules else 0.0
-    return None if config.hang.action == "off" else Watch(config.hang, world, directory, least)
+    return None if config.hang.action == "off" else Watchdog(config.hang, world, directory, least)
 
 
-def attend(
+def control_or_serve(
     worker: Any, world: Any, control_timeout_seconds: float, control: Callable[[Any], None], watch: Any = None
 ) -> None:
     """Rank 0 tells the story, which ends with the verb stop; the others serve; then all leave together."""
-    from spmd_rl.distributed.commands import Commands
+    from spmd_rl.distributed.commands import ControlChannel
 
     # All that exists now lives as long as the run; a full collection would look at it each time, for 0.1 s or more.
     gc.collect()
@@ -248,7 +248,7 @@ def attend(
     # Python waits with full collections until a quarter more objects are there than at the last one: now than none.
     gc.collect()
     gc.enable()
-    commands = Commands(world, control_timeout_seconds)
+    commands = ControlChannel(world, control_timeout_seconds)
     if world.rank:
         worker.serve(commands)
     else:
@@ -267,9 +267,9 @@ def _faults(config: Config, run_dir: Path, rank: int, restarts: int) -> Any:
     """What this rank was asked to suffer, if anything; it may strike from now on."""
     if not config.inject:
         return None
-    from spmd_rl.testing.fault_injection import Faults
+    from spmd_rl.testing.fault_injection import FaultInjector
 
-    return Faults(config, run_dir, rank, restarts)
+    return FaultInjector(config, run_dir, rank, restarts)
 
 
 def _check_weights(config: Config, shape: ModelShape) -> None:
@@ -345,12 +345,12 @@ def names_split(name: str, names: dict[str, str]) -> str:
 def start_graders(config: Config, prompt: Any) -> Any:
     """The grader processes, tried on the first prompt's own answer: a rule that returns no number is found out now."""
     from spmd_rl.rewards.grade import RewardSample
-    from spmd_rl.rewards.grading.null_pool import NoRules
+    from spmd_rl.rewards.grading.null_pool import NullPool
     from spmd_rl.rewards.grading.pool import GraderPool
 
     reward = config.reward
     if not reward.rules:  # reward models alone decide
-        return NoRules()
+        return NullPool()
     pool = GraderPool(reward.rules, reward.workers, reward.timeout_seconds, reward.memory_mib, reward.batch)
     sample = RewardSample(
         prompt=prompt.text,
@@ -391,7 +391,7 @@ def _start_log(config: Config, run_dir: Path, world: Any, lines: list[str], resu
     return log
 
 
-def _refuse(error: ValueError) -> None:
+def exit_with_usage_error(error: ValueError) -> None:
     """Say what the user can change, once a node, and leave."""
     hide_in(error)
     if local_rank_from_environment() == 0:
@@ -400,9 +400,9 @@ def _refuse(error: ValueError) -> None:
             traceback.print_exc()
     if "TORCHELASTIC_ERROR_FILE" in os.environ:
         # torchrun ends with a report on the first rank that failed; it quotes this: the last words are the reason.
-        from spmd_rl.health.error_file import LastWords
+        from spmd_rl.health.error_file import ErrorFileHandler
 
-        LastWords().record_exception(error.with_traceback(None))
+        ErrorFileHandler().record_exception(error.with_traceback(None))
     sys.exit(USER_ERROR)
 
 

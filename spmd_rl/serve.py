@@ -8,11 +8,11 @@ from typing import Any
 
 from spmd_rl.config.config import Config
 from spmd_rl.models.model_shape import ModelShape
-from spmd_rl.program import attend, refusing, start_graders, watch_ranks
+from spmd_rl.program import control_or_serve, start_graders, user_errors_exit, watch_ranks
 
 
 @dataclass(frozen=True)
-class Given:
+class ServeSpec:
     """What a program that only generates starts from."""
 
     config: Config
@@ -29,7 +29,7 @@ class Given:
 
 
 @dataclass(frozen=True)
-class Stage:
+class ServeContext:
     """What rank 0 tells its story with."""
 
     servers: Any
@@ -46,7 +46,9 @@ Read = Callable[[Any], tuple[Mapping[str, Sequence[Any]], Sequence[str]]]
 """Tokenizer -> prompts by their split, and notes."""
 
 
-def live(given: Given, read: Read, tell: Callable[[Stage], None], in_words: Callable[[str], str]) -> None:
+def run_server(
+    given: ServeSpec, read: Read, tell: Callable[[ServeContext], None], in_words: Callable[[str], str]
+) -> None:
     """Start a rank, and on rank 0 tell the story. `read`: the prompts to grade answers to; none: nothing is graded.
 
     `in_words`: a run's settings in the words of the program.
@@ -54,7 +56,7 @@ def live(given: Given, read: Read, tell: Callable[[Stage], None], in_words: Call
     from spmd_rl.platforms.platform import current
 
     config = given.config
-    with refusing(in_words):
+    with user_errors_exit(in_words):
         platform = current(given.platform)
         for name, value in platform.environment.items():
             os.environ.setdefault(name, value)
@@ -76,16 +78,16 @@ def live(given: Given, read: Read, tell: Callable[[Stage], None], in_words: Call
 
         world = worlds.start(platform, config.run.collective_timeout_seconds)
         watch = watch_ranks(config, world, given.directory)
-    from spmd_rl.worker.serve_worker import Server
+    from spmd_rl.worker.serve_worker import ServeWorker
 
-    with refusing(in_words):
-        server = Server(config, given.shape, platform, world, given.max_tokens, prompts, tokenizer, pool)
+    with user_errors_exit(in_words):
+        server = ServeWorker(config, given.shape, platform, world, given.max_tokens, prompts, tokenizer, pool)
 
     def control(commands: Any) -> None:
         from spmd_rl.controller.serve_ranks import Servers
 
         servers = Servers(commands, server)
-        tell(Stage(servers, server, world.size, tokenizer, prompts, notes))
+        tell(ServeContext(servers, server, world.size, tokenizer, prompts, notes))
         servers.ranks.stop()
 
-    attend(server, world, config.run.control_timeout_seconds, control, watch)
+    control_or_serve(server, world, config.run.control_timeout_seconds, control, watch)

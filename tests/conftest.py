@@ -6,9 +6,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tiny_models import make_tiny
 from tiny_tokenizer import make_tokenizer
+
+# Machines are shared: how long an example takes says nothing.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 # As DeepSeek-V3 is published, for fewer positions.
 YARN = {

@@ -12,7 +12,7 @@ from spmd_rl.config.config import CheckpointConfig, Config, ModelConfig
 from spmd_rl.config.loading import settings
 from spmd_rl.data.digests import digests_of
 from spmd_rl.distributed.world import World
-from spmd_rl.runlog.checkpoint_store import FILES, STATE, Checkpoints
+from spmd_rl.runlog.checkpoint_store import FILES, STATE, CheckpointStore
 from spmd_rl.runtime.resume_point import resume_point
 
 
@@ -30,7 +30,7 @@ CONFIG = Config(ModelConfig("some/model"))
 @pytest.fixture
 def run_dir(tmp_path):
     """A run with checkpoints of the steps 1, 2 and 3."""
-    kept = Checkpoints(tmp_path / "checkpoints", CheckpointConfig(keep_last=9))
+    kept = CheckpointStore(tmp_path / "checkpoints", CheckpointConfig(keep_last=9))
     for step in (1, 2, 3):
         write(kept, step)
     return tmp_path
@@ -98,7 +98,7 @@ def test_another_models_checkpoint_is_refused_by_the_setting(run_dir):
     [({"loop": None}, "loop is None"), ({"settings": []}, "settings is []"), ({"step": "six"}, "step is 'six'")],
 )
 def test_a_state_that_no_run_has_written_is_named(run_dir, state, words):
-    path = write(Checkpoints(run_dir / "others", CheckpointConfig()), 7, **state)
+    path = write(CheckpointStore(run_dir / "others", CheckpointConfig()), 7, **state)
     with pytest.raises(ValueError) as refused:
         resumed(run_dir, path)
     assert str(refused.value).startswith(f"{path / STATE}: {words}")
@@ -106,7 +106,7 @@ def test_a_state_that_no_run_has_written_is_named(run_dir, state, words):
 
 def test_consistent_digests_make_no_pickle_harmless_and_none_is_opened_to_find_out(run_dir, tmp_path):
     """What is in the files is looked at when they are loaded: tests/spmd/test_broken_saves.py."""
-    kept = Checkpoints(tmp_path / "traps", CheckpointConfig())
+    kept = CheckpointStore(tmp_path / "traps", CheckpointConfig())
     partial = kept.begin(1, 0)
     (partial / "training").mkdir()
     (partial / "training" / ".metadata").write_bytes(pickle.dumps(Trap(tmp_path / "sprung")))
@@ -119,7 +119,7 @@ def test_consistent_digests_make_no_pickle_harmless_and_none_is_opened_to_find_o
 
 def other_run(tmp_path, **state):
     """A checkpoint of step 5 of another run."""
-    return write(Checkpoints(tmp_path / "other" / "checkpoints", CheckpointConfig()), 5, **state)
+    return write(CheckpointStore(tmp_path / "other" / "checkpoints", CheckpointConfig()), 5, **state)
 
 
 def test_one_of_this_run_is_known_however_its_path_is_spelled(run_dir, monkeypatch):
@@ -137,7 +137,7 @@ def test_the_same_command_goes_on_from_what_it_has_saved_since(run_dir, tmp_path
     path = other_run(tmp_path / "elsewhere")
     found, notes = resumed(run_dir, path, load=load)
     assert found.saved.step == 5 and found.only_weights == (load == "weights") and notes == []
-    write(Checkpoints(run_dir / "checkpoints", CheckpointConfig()), 6, settings=settings(told(path, load)))
+    write(CheckpointStore(run_dir / "checkpoints", CheckpointConfig()), 6, settings=settings(told(path, load)))
     found, notes = resumed(run_dir, path, load=load)
     assert found.saved.step == 6 and found.same_run and not found.only_weights
     assert notes == [f"checkpoint.resume = {path}: so the run began; it goes on from what it has saved since"]
@@ -150,7 +150,7 @@ def test_the_same_command_goes_on_from_what_it_has_saved_since(run_dir, tmp_path
 
 
 def test_never_goes_on_only_where_torchrun_has_started_the_ranks_again(run_dir):
-    write(Checkpoints(run_dir / "checkpoints", CheckpointConfig()), 6, settings=settings(told("never")))
+    write(CheckpointStore(run_dir / "checkpoints", CheckpointConfig()), 6, settings=settings(told("never")))
     assert resumed(run_dir, "never") == (None, [])
     found, _ = resumed(run_dir, "never", begun=True)
     assert found.saved.step == 6 and found.same_run

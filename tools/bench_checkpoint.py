@@ -59,14 +59,14 @@ class Bench:
         from spmd_rl.training.trainer import Trainer
         from spmd_rl.weights.families import megatron_shard
         from spmd_rl.weights.files.hf_reader import load_shard
-        from spmd_rl.worker.shard_saver import Saving
+        from spmd_rl.worker.shard_saver import ShardSaver
 
         layout = TrainLayout.of(config.parallel, world.size)
         place = start_parallel(layout, config.run.seed)
         shard = megatron_shard(shape, layout, world.rank)
         device = torch.device(platform.device_type, *([world.local_rank] if platform.device_type != "cpu" else []))
         self.trainer = Trainer(config, shape, layout, place, device, lambda p, path: load_shard(path, shard, p, shape))
-        self.saving = Saving(self.trainer, shard, world)
+        self.saver = ShardSaver(self.trainer, shard, world)
         self.world, self.layout = world, layout
         made = tempfile.mkdtemp(prefix="checkpoint_", dir=os.environ.get("BENCH_DIR")) if world.rank == 0 else ""
         self.root = Path(self._all(made)[0])
@@ -114,7 +114,7 @@ class Bench:
             directory.mkdir()
         self._all(None)
         started = time.perf_counter()
-        self.saving.begin(directory)
+        self.saver.begin(directory)
         return directory, time.perf_counter() - started
 
     def waited_for(self, number: int) -> tuple[float, int]:
@@ -147,14 +147,14 @@ class Bench:
 
     def _progress(self, wait: bool) -> bool:
         """As rank 0 would ask for it: all have written, or not."""
-        answer = self.saving.progress(wait)
+        answer = self.saver.progress(wait)
         assert answer["failed"] is None, answer["failed"]
         return answer["written"]
 
     def _digests(self, directory: Path, wait: bool) -> bool:
         """As the keeper asks for them, of all files of a checkpoint, which the ranks share: all are there, or not."""
         names = sorted(str(file.relative_to(directory)) for file in directory.rglob("*") if file.is_file())
-        mine = self.saving.digests(directory, names[self.world.rank :: self.world.size], wait)
+        mine = self.saver.digests(directory, names[self.world.rank :: self.world.size], wait)
         return all(self._all(mine is not None))
 
     def _remove(self, directory: Path) -> None:
@@ -200,7 +200,7 @@ class Bench:
             "blocked": statistics.median(blocked for blocked, _, _ in beside),
             "begun": statistics.median(begun for _, begun, _ in beside),
             "memory": memory,
-            "shard": self.saving.bytes(),
+            "shard": self.saver.bytes(),
             "quiet": statistics.median(quiet),
             "busy": statistics.median(step for _, _, steps in beside for step in steps),
         }

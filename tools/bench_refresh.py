@@ -54,7 +54,7 @@ class Bench:
         from spmd_rl.weights.transfer.boxes import common_boxes
         from spmd_rl.weights.transfer.checksum import Checksums
         from spmd_rl.weights.transfer.transfer_plan import bucket_of_bytes, plan
-        from spmd_rl.weights.transfer.weight_transfer import Mover
+        from spmd_rl.weights.transfer.weight_transfer import WeightTransfer
 
         self.config, self.shape, self.platform, self.world = config, shape, platform, world
         self.train = TrainLayout.of(config.parallel, world.size)
@@ -82,7 +82,7 @@ class Bench:
         started = time.perf_counter()
         bucket = config.rollout.refresh_bucket_mib
         bucket_bytes = int(bucket * 2**20) if bucket else platform.bucket_bytes
-        self.mover = Mover(
+        self.mover = WeightTransfer(
             plan(
                 self.sources,
                 self.destinations,

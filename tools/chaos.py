@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT))
 from spmd_rl.analysis.compare_runs import compare  # noqa: E402
 from spmd_rl.config.config import CheckpointConfig  # noqa: E402
 from spmd_rl.data.digests import digests_of  # noqa: E402
-from spmd_rl.runlog.checkpoint_store import Checkpoints  # noqa: E402
+from spmd_rl.runlog.checkpoint_store import CheckpointStore  # noqa: E402
 from spmd_rl.runlog.run_log import CHECKPOINTS  # noqa: E402
 from spmd_rl.verify_resume.launched import Launched  # noqa: E402
 
@@ -82,7 +82,7 @@ class Chaos:
         self.patience = patience_seconds
         self.kills: list[Kill] = []
         self.found = Found()
-        self.checkpoints = Checkpoints(run.run_dir / CHECKPOINTS, CheckpointConfig())
+        self.checkpoints = CheckpointStore(run.run_dir / CHECKPOINTS, CheckpointConfig())
         self.start_up: list[float] = []
         """Seconds from an attempt's processes to its first finished step."""
         self.step_rows: list[dict] = []

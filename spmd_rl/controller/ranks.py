@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 from spmd_rl.controller.planner import Plan
 from spmd_rl.data.digests import UNREADABLE
-from spmd_rl.data.sampling_params import Sampling
-from spmd_rl.data.tickets import Scored, Ticket
+from spmd_rl.data.sampling_params import SamplingParams
+from spmd_rl.data.tickets import SampleReward, Ticket
 from spmd_rl.distributed.verb import verb
 
 PHASES = {
@@ -30,7 +30,7 @@ HOLDS = {
     "shared_memory_files": "process/shared_memory_files",
     "temporary_files": "process/temporary_files",
 }
-"""What a rank holds of its machine (worker/process_memory.py), as the metrics call it."""
+"""What a rank holds of its machine (worker/process_usage.py), as the metrics call it."""
 
 
 Timed = Callable[[str], AbstractContextManager[None]]
@@ -41,7 +41,7 @@ def untimed(phase: str) -> AbstractContextManager[None]:
     return nullcontext()
 
 
-class Line(Protocol):
+class ChannelProtocol(Protocol):
     """Rank 0's end of the control group: distributed.commands.Commands."""
 
     def send(self, verb: str, arguments: dict[str, Any]) -> None: ...
@@ -52,7 +52,7 @@ class Line(Protocol):
     def bytes_moved(self) -> int: ...
 
 
-class Doer(Protocol):
+class WorkerProtocol(Protocol):
     """Rank 0's own worker: it does each verb like every other rank's."""
 
     def do(self, name: str, arguments: dict[str, Any]) -> Any: ...
@@ -61,7 +61,7 @@ class Doer(Protocol):
 class Ranks:
     """All ranks, rank 0 included: each method is one collective act."""
 
-    def __init__(self, commands: Line, worker: Doer):
+    def __init__(self, commands: ChannelProtocol, worker: WorkerProtocol):
         self.commands = commands
         self.worker = worker
         self.controller_bytes = 0
@@ -101,7 +101,7 @@ class Ranks:
 
     @verb
     def generate(
-        self, split: str, rows: Sequence[int], step: int, samples_per_prompt: int, sampling: Sampling
+        self, split: str, rows: Sequence[int], step: int, samples_per_prompt: int, sampling: SamplingParams
     ) -> tuple[list[Ticket], dict[str, float]]:
         """Samples of these prompts; each is graded as it ends. Returns tickets in order of id, and metrics."""
         answers = self._all(
@@ -124,10 +124,10 @@ class Ranks:
         }
 
     @verb
-    def rewards(self) -> tuple[dict[int, Scored], dict[str, float]]:
+    def rewards(self) -> tuple[dict[int, SampleReward], dict[str, float]]:
         """Wait for the graders; every sample's score by id, and metrics."""
         answers = self._all("rewards")
-        scored = [Scored(**score) for answer in answers for score in answer["scored"]]
+        scored = [SampleReward(**score) for answer in answers for score in answer["scored"]]
         return {score.id: score for score in scored}, {
             "timing/rule_reward": sum(answer["busy_seconds"] for answer in answers),
             "timing/non_overlap_rule_reward": max(answer["waited_seconds"] for answer in answers),
@@ -278,7 +278,7 @@ class Ranks:
         return found
 
     @verb
-    def keep_rewards(self, scored: Mapping[int, Scored]) -> None:
+    def keep_rewards(self, scored: Mapping[int, SampleReward]) -> None:
         """Tell the ranks what their samples earned in the end, for those who write them down."""
         self._all("keep_rewards", scored=[asdict(one) for one in scored.values()])
 

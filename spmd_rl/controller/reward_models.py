@@ -9,7 +9,7 @@ from spmd_rl.algorithms.score_normalization import Moments, clipped, standardize
 from spmd_rl.config.config import Config, RewardModelConfig
 from spmd_rl.controller.planner import plan_microbatches
 from spmd_rl.controller.ranks import Ranks, Timed
-from spmd_rl.data.tickets import UNJUDGED, Scored, Ticket
+from spmd_rl.data.tickets import UNJUDGED, SampleReward, Ticket
 
 
 class RewardModels:
@@ -22,13 +22,13 @@ class RewardModels:
         self.seen = {name: Moments() for name, model in self.models.items() if model.normalize == "running"}
 
     def score(
-        self, ranks: Ranks, tickets: Sequence[Ticket], scored: dict[int, Scored], timed: Timed
-    ) -> tuple[dict[int, Scored], dict[str, float]]:
+        self, ranks: Ranks, tickets: Sequence[Ticket], scored: dict[int, SampleReward], timed: Timed
+    ) -> tuple[dict[int, SampleReward], dict[str, float]]:
         """The samples' scores with those of the models, by id, and metrics; without models, nothing is done."""
         if not self.models or not tickets:
             return scored, {}
         tickets = sorted(tickets, key=lambda ticket: ticket.id)
-        total = {t.id: scored.get(t.id, Scored(t.id, 0.0, UNJUDGED, {})) for t in tickets}
+        total = {t.id: scored.get(t.id, SampleReward(t.id, 0.0, UNJUDGED, {})) for t in tickets}
         metrics: dict[str, float] = {}
         for name, model in self.models.items():
             with timed("reward_model"):

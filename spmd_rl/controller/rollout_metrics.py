@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from spmd_rl.config.config import Config
 from spmd_rl.controller.ranks import Ranks
 from spmd_rl.data.samples import SAMPLES
-from spmd_rl.data.sampling_params import Sampling
-from spmd_rl.data.tickets import UNJUDGED, Scored, Ticket
+from spmd_rl.data.sampling_params import SamplingParams
+from spmd_rl.data.tickets import UNJUDGED, SampleReward, Ticket
 from spmd_rl.evaluation.benchmark import Benchmark, ask, measure
 from spmd_rl.rewards.rule_table import labels
 from spmd_rl.runlog.run_log import RunLog
@@ -15,7 +15,7 @@ from spmd_rl.runlog.run_log import RunLog
 CAUSES = ("correct", "wrong", "unparsed", "truncated", "timeout", "crash")
 
 
-def sample_metrics(tickets: Sequence[Ticket], scored: dict[int, Scored], config: Config) -> dict[str, float]:
+def sample_metrics(tickets: Sequence[Ticket], scored: dict[int, SampleReward], config: Config) -> dict[str, float]:
     """Rewards, scores, causes and lengths of a step's samples."""
     scores = [scored[ticket.id] for ticket in tickets]
     rewards = [score.reward for score in scores]
@@ -32,7 +32,7 @@ def sample_metrics(tickets: Sequence[Ticket], scored: dict[int, Scored], config:
     return metrics
 
 
-def judged_correct(tickets: Sequence[Ticket], scored: dict[int, Scored]) -> list[bool]:
+def judged_correct(tickets: Sequence[Ticket], scored: dict[int, SampleReward]) -> list[bool]:
     """Whether each sample is correct; empty when no rule has judged any."""
     causes = [scored[ticket.id].cause for ticket in tickets]
     return [] if set(causes) <= {UNJUDGED} else [cause == "correct" for cause in causes]
@@ -51,10 +51,10 @@ def evaluate(ranks: Ranks, benchmarks: Sequence[Benchmark], config: Config, step
     log.evaluation(step, metrics)
 
 
-def evaluation_sampling(config: Config) -> Sampling:
+def evaluation_sampling(config: Config) -> SamplingParams:
     """As evaluation.* says; responses end as in training."""
     rollout, evaluation = config.rollout, config.evaluation
-    return Sampling(
+    return SamplingParams(
         temperature=evaluation.temperature,
         max_tokens=evaluation.max_response_length or rollout.max_response_length,
         top_p=evaluation.top_p,
@@ -76,7 +76,7 @@ def keep_conversations(ranks: Ranks, log: RunLog, tickets: Sequence[Ticket], ste
         log.samples(step, ranks.conversations([ticket.id for ticket in tickets[::stride][:count]], step))
 
 
-def _raw(score: Scored, config: Config) -> float:
+def _raw(score: SampleReward, config: Config) -> float:
     weights = config.reward.rules | {name: model.weight for name, model in config.reward.models.items()}
     return sum(weights[name] * value for name, value in score.scores.items())
 

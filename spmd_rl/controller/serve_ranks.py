@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from spmd_rl.controller.ranks import Doer, Line, Ranks
-from spmd_rl.data.sampling_params import Sampling
+from spmd_rl.controller.ranks import ChannelProtocol, Ranks, WorkerProtocol
+from spmd_rl.data.sampling_params import SamplingParams
 from spmd_rl.distributed.verb import verb
 
 
@@ -15,7 +15,7 @@ class Servers:
     and stop.
     """
 
-    def __init__(self, commands: Line, worker: Doer):
+    def __init__(self, commands: ChannelProtocol, worker: WorkerProtocol):
         self.ranks = Ranks(commands, worker)
 
     @verb
@@ -24,7 +24,7 @@ class Servers:
         self.ranks._all("load", model=model)
 
     @verb
-    def reply(self, prompt: Sequence[int], seed: int, sampling: Sampling) -> str:
+    def reply(self, prompt: Sequence[int], seed: int, sampling: SamplingParams) -> str:
         """One answer by the one engine that all ranks are; rank 0's worker hears its tokens.
 
         Returns why it ended: `stop`, `length` or `abort`.

@@ -115,12 +115,12 @@ def _tail(tokenizer: Any, knob: str) -> tuple[int, ...]:
     except Exception as error:  # whatever Jinja raises
         raise ValueError(
             f"{knob}.path = {tokenizer.name_or_path}: its chat template can't render a question and an answer "
-            f"({type(error).__name__}: {error}); mend chat_template.jinja there"
+            f"({type(error).__name__}: {error}); fix chat_template.jinja there"
         ) from error
     _, found, after = text.rpartition(_MARK)
     if not found:
         raise ValueError(
             f"{knob}.path = {tokenizer.name_or_path}: its chat template leaves out the answer, which is to be scored; "
-            "mend chat_template.jinja there"
+            "fix chat_template.jinja there"
         )
     return tuple(tokenizer(after, add_special_tokens=False)["input_ids"]) if after else ()

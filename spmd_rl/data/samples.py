@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from spmd_rl.data.tickets import Scored
+from spmd_rl.data.tickets import SampleReward
 
 SAMPLES = "samples"
 """The directory inside a run's."""
@@ -14,7 +14,7 @@ SAMPLES = "samples"
 _STEP = re.compile(r"step_(\d+)")
 
 
-def conversation(scored: Scored, row: Mapping[str, Any], **kept: Any) -> dict[str, Any]:
+def conversation(scored: SampleReward, row: Mapping[str, Any], **kept: Any) -> dict[str, Any]:
     """One line: what a sample earned, its prompt's columns, and what else is `kept` (step, question, response, ...).
 
     Columns that JSON has no spelling for (images, bytes, NaN) are left out.

@@ -7,7 +7,7 @@ from spmd_rl.config.config import RolloutConfig
 
 
 @dataclass(frozen=True)
-class Sampling:
+class SamplingParams:
     """How tokens are drawn; the same for all requests of a rollout."""
 
     temperature: float

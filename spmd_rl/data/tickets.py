@@ -30,7 +30,7 @@ UNJUDGED = "unjudged"
 
 
 @dataclass(frozen=True)
-class Scored:
+class SampleReward:
     """A sample's reward and why it got it."""
 
     id: int

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from spmd_rl.distributed.rank_names import ranks_named
-from spmd_rl.distributed.status import WAITS, at, here, move
+from spmd_rl.distributed.status import WAITS, current_status, doing, set_status
 from spmd_rl.distributed.world import World
 
 
@@ -23,7 +23,7 @@ class MissingRanks(RuntimeError):
     """Ranks that did not arrive at a verb in time."""
 
 
-class Commands:
+class ControlChannel:
     """One rank's end of the control group."""
 
     def __init__(self, world: World, timeout_seconds: float):
@@ -38,7 +38,7 @@ class Commands:
 
         Raises MissingRanks, naming ranks and verb, when the control timeout passes.
         """
-        place = here()
+        place = current_status()
         message = msgspec.msgpack.encode((verb, arguments, place.step, place.phase))
         others = range(1, self.world.size)
         arrived = {rank: torch.zeros(1, dtype=torch.uint8) for rank in others}
@@ -49,14 +49,14 @@ class Commands:
                 receipts[rank] = dist.irecv(arrived[rank], src=rank, group=self.world.control)
                 sends.append(self._post(message, rank))
         deadline = time.monotonic() + self.timeout_seconds
-        with at(f"{WAITS}all ranks to be at {verb}"):
+        with doing(f"{WAITS}all ranks to be at {verb}"):
             missing = [rank for rank in others if not _finished_by(receipts[rank], deadline)]
         if missing:
             raise MissingRanks(
                 f"{ranks_named(missing)} did not arrive at verb '{verb}' within {self.timeout_seconds:g} s "
                 f"(run.control_timeout_seconds): its last verb may still run there, or the process is stopped"
             )
-        with at(f"{WAITS}all ranks to have {verb}"):
+        with doing(f"{WAITS}all ranks to have {verb}"):
             for header, body, _keep in sends:
                 header.wait()
                 body.wait()
@@ -66,7 +66,7 @@ class Commands:
         answers = [own]
         for rank in range(1, self.world.size):
             length = torch.zeros(1, dtype=torch.int64)
-            with _naming(rank, "before its answer"), at(f"{WAITS}the answer of rank {rank}"):
+            with _naming(rank, "before its answer"), doing(f"{WAITS}the answer of rank {rank}"):
                 dist.recv(length, src=rank, group=self.world.control)
                 body = torch.empty(int(length), dtype=torch.uint8)
                 dist.recv(body, src=rank, group=self.world.control)
@@ -79,20 +79,20 @@ class Commands:
     def receive(self) -> tuple[str, dict[str, Any]]:
         """Wait for rank 0's next verb, and say that it is here."""
         length = torch.zeros(1, dtype=torch.int64)
-        with _naming(0, "before its next verb"), at(f"{WAITS}the next verb"):
+        with _naming(0, "before its next verb"), doing(f"{WAITS}the next verb"):
             dist.recv(length, src=0, group=self.world.control)
             body = torch.empty(int(length), dtype=torch.uint8)
             dist.recv(body, src=0, group=self.world.control)
         verb, arguments, step, phase = msgspec.msgpack.decode(body.numpy().tobytes())
-        move(step=step, phase=phase)
-        with at(f"{WAITS}rank 0 to hear that it is here"):
+        set_status(step=step, phase=phase)
+        with doing(f"{WAITS}rank 0 to hear that it is here"):
             dist.send(torch.ones(1, dtype=torch.uint8), dst=0, group=self.world.control)
         return verb, arguments
 
     def answer(self, value: Any) -> None:
         """Give rank 0 this rank's answer."""
         header, body, _keep = self._post(msgspec.msgpack.encode(value), 0)
-        with at(f"{WAITS}rank 0 to take its answer"):  # which it does after its own part of the verb
+        with doing(f"{WAITS}rank 0 to take its answer"):  # which it does after its own part of the verb
             header.wait()
             body.wait()
 

@@ -12,7 +12,7 @@ IDLE = "waits for a person"
 
 
 @dataclass(frozen=True)
-class Place:
+class RankStatus:
     """Where a rank is in the story."""
 
     step: int = 0
@@ -27,36 +27,36 @@ class Place:
     """time.monotonic() when it came here."""
 
 
-Listener = Callable[[Place], None]
+StatusListener = Callable[[RankStatus], None]
 
-_place = Place()
-_listeners: list[Listener] = []
+_status = RankStatus()
+_listeners: list[StatusListener] = []
 
 
-def here() -> Place:
+def current_status() -> RankStatus:
     """Where this rank is."""
-    return _place
+    return _status
 
 
-def move(**changes: Any) -> None:
+def set_status(**changes: Any) -> None:
     """This rank goes on: the fields of Place that change. The listeners hear of it, on this thread; they may raise."""
-    global _place
-    _place = replace(_place, since=time.monotonic(), **changes)
+    global _status
+    _status = replace(_status, since=time.monotonic(), **changes)
     for listener in _listeners:
-        listener(_place)
+        listener(_status)
 
 
 @contextmanager
-def at(doing: str) -> Iterator[None]:
+def doing(what: str) -> Iterator[None]:
     """This rank is at a part of its verb inside."""
-    before = _place.doing
-    move(doing=doing)
+    before = _status.doing
+    set_status(doing=what)
     try:
         yield
     finally:
-        move(doing=before)
+        set_status(doing=before)
 
 
-def listen(listener: Listener, first: bool = False) -> None:
+def on_status_change(listener: StatusListener, first: bool = False) -> None:
     """Hear of every move from now on; `first`: before the others, of which one may end or stop this process."""
     _listeners.insert(0, listener) if first else _listeners.append(listener)

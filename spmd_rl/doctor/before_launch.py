@@ -96,7 +96,7 @@ def _look(options: argparse.Namespace, words: list[str]) -> list[Finding]:
     if options.node_rank == 0:
         meet = network.port_finding("MEET_PORT", options.master_addr, options.meet_port)
         if meet.verdict == "stop":
-            raise ValueError(f"{meet.found}; {meet.mend}")
+            raise ValueError(f"{meet.found}; {meet.fix}")
     meeting = join(options.master_addr, options.meet_port, options.node_rank, options.nnodes, options.wait_seconds)
     everything = findings_of_all(meeting, here, words, found)
     meeting.leave()

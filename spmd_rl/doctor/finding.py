@@ -17,7 +17,7 @@ class Finding:
     found: str
     verdict: Literal["ok", "warn", "stop", "skip"]
     """stop: a run would fail. warn: it would be slow, or fail later. skip: could not be looked at, `found` says why."""
-    mend: str = ""
+    fix: str = ""
     where: str = ""
     """The node or ranks it is about; empty: this machine."""
 
@@ -48,7 +48,7 @@ def _places(names: list[str]) -> str:
 
 
 def table(findings: Iterable[Finding]) -> str:
-    """For a person: what, found, verdict; under a row that is off, how to mend it."""
+    """For a person: what, found, verdict; under a row that is off, how to fix it."""
     rows = merged(findings)
     check = max([len("check"), *(len(row.check) for row in rows)]) + 2
     where = max(len(row.where) for row in rows) + 2 if any(row.where for row in rows) else 0
@@ -56,8 +56,8 @@ def table(findings: Iterable[Finding]) -> str:
     lines = [f"{'':<6}{'check':<{check}}{'where' if where else '':<{where}}found"]
     for row in rows:
         lines += _wrapped(f"{row.verdict:<6}{row.check:<{check}}{row.where:<{where}}", row.found, indent)
-        if row.mend and row.verdict in ("warn", "stop"):
-            lines += _wrapped(" " * indent, f"-> {row.mend}", indent + 3)
+        if row.fix and row.verdict in ("warn", "stop"):
+            lines += _wrapped(" " * indent, f"-> {row.fix}", indent + 3)
     stops = sum(row.verdict == "stop" for row in rows)
     warns = sum(row.verdict == "warn" for row in rows)
     word = "nothing would stop a run" if not stops else f"{stops} would stop a run"

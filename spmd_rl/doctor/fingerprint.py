@@ -57,14 +57,14 @@ def compare(nodes: list[dict[str, dict[str, str]]]) -> list[Finding]:
         who = sorted({node for node, _ in differing})
         words = [_difference(kind, noun, name, nodes, node) for node, name in differing[:LISTED]]
         more = f"; and {len(differing) - LISTED} more" if len(differing) > LISTED else ""
-        mend = {
+        fix = {
             "code": "copy or check out the same source on every node (node 0's is taken as right)",
             "config": "give every node the same --config file and the same words after it",
             "versions": "install the same requirements on every node: bash launch/setup_env.sh",
             "machine": "start the same environment and the same number of ranks on every node",
         }[kind]
         places = f"node {who[0]}" if len(who) == 1 else "nodes " + ", ".join(map(str, who))
-        found.append(Finding(f"same {kind}", "; ".join(words) + more, "stop", mend, places))
+        found.append(Finding(f"same {kind}", "; ".join(words) + more, "stop", fix, places))
     return found
 
 

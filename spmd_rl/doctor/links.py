@@ -103,8 +103,8 @@ def link_findings(links: list[Link], ranks_per_node: int) -> list[Finding]:
         ours = [link for link in links if (link.a // ranks_per_node == link.b // ranks_per_node) == inside]
         broken = {(link.a, link.b): link for link in ours if link.error}
         for link in broken.values():
-            mend = "look at the interface and firewall between these ranks' nodes (GLOO_/NCCL_/HCCL_SOCKET_IFNAME)"
-            found.append(Finding("links", f"no exchange: {link.error}", "stop", mend, f"ranks {link.a} and {link.b}"))
+            fix = "look at the interface and firewall between these ranks' nodes (GLOO_/NCCL_/HCCL_SOCKET_IFNAME)"
+            found.append(Finding("links", f"no exchange: {link.error}", "stop", fix, f"ranks {link.a} and {link.b}"))
         good = [link for link in ours if not link.error]
         if not good:
             continue
@@ -121,6 +121,6 @@ def link_findings(links: list[Link], ranks_per_node: int) -> list[Finding]:
                 text = (
                     f"{link.latency_seconds * 1e6:.0f} us, {link.bytes_per_second / 1e9:.2f} GB/s, far from the others"
                 )
-                mend = "look at this link's cable, switch port and speed; run again when the nodes are idle"
-                found.append(Finding("links", text, "warn", mend, f"ranks {link.a} and {link.b}"))
+                fix = "look at this link's cable, switch port and speed; run again when the nodes are idle"
+                found.append(Finding("links", text, "warn", fix, f"ranks {link.a} and {link.b}"))
     return found

@@ -76,8 +76,8 @@ def local_findings(here: Here, measure_disk: bool = True) -> list[Finding]:
 def _model(path: str) -> Finding:
     if (Path(path) / "config.json").is_file():
         return Finding("model", f"{path}: {machine.in_bytes(machine.weights_bytes(path))} of weights", "ok")
-    mend = "copy the model to the same path on every node, or name it with --model.path"
-    return Finding("model", f"model.path = {path}: no config.json there", "stop", mend)
+    fix = "copy the model to the same path on every node, or name it with --model.path"
+    return Finding("model", f"model.path = {path}: no config.json there", "stop", fix)
 
 
 def facts(here: Here, words: Sequence[str]) -> dict[str, dict[str, str]]:

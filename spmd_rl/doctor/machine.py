@@ -24,11 +24,11 @@ def open_files(world_size: int, limit: int | None = None) -> Finding:
     if limit == resource.RLIM_INFINITY:
         return Finding("open files", "no limit", "ok")
     least, wanted = 256 + 3 * world_size, 1024 + 8 * world_size
-    mend = f"ulimit -n {max(65536, wanted)} before the launch (or LimitNOFILE / limits.conf on the nodes)"
+    fix = f"ulimit -n {max(65536, wanted)} before the launch (or LimitNOFILE / limits.conf on the nodes)"
     if limit < least:
-        return Finding("open files", f"{limit} a process; {world_size} ranks need {least}", "stop", mend)
+        return Finding("open files", f"{limit} a process; {world_size} ranks need {least}", "stop", fix)
     if limit < wanted:
-        return Finding("open files", f"{limit} a process; {wanted} are safe for {world_size} ranks", "warn", mend)
+        return Finding("open files", f"{limit} a process; {wanted} are safe for {world_size} ranks", "warn", fix)
     return Finding("open files", f"{limit} a process", "ok")
 
 
@@ -40,8 +40,8 @@ def shared_memory(path: str = "/dev/shm", least_bytes: int = GIB) -> Finding:
         return Finding("shared memory", f"{path}: {error.strerror}", "warn", f"mount a tmpfs at {path}")
     found = f"{path} has {in_bytes(usage.free)} free of {in_bytes(usage.total)}"
     if usage.free < least_bytes:
-        mend = "start the container with --shm-size=16g or --ipc=host; remove what dead processes left there"
-        return Finding("shared memory", f"{found}; {in_bytes(least_bytes)} are safe", "warn", mend)
+        fix = "start the container with --shm-size=16g or --ipc=host; remove what dead processes left there"
+        return Finding("shared memory", f"{found}; {in_bytes(least_bytes)} are safe", "warn", fix)
     return Finding("shared memory", found, "ok")
 
 
@@ -55,9 +55,9 @@ def run_directory(run_dir: Path, weights_bytes: int = 0, measure: bool = True) -
     while not place.exists() and place != place.parent:
         place = place.parent
     knob = f"run.dir = {run_dir}"
-    mend = "name a directory that this user can write with --run.dir"
+    fix = "name a directory that this user can write with --run.dir"
     if not place.is_dir():
-        return [Finding(name, f"{knob}: {place} is not a directory", "stop", mend)]
+        return [Finding(name, f"{knob}: {place} is not a directory", "stop", fix)]
     try:
         with tempfile.NamedTemporaryFile(dir=place, prefix=".spmd_rl_doctor_") as probe:
             free = shutil.disk_usage(place).free
@@ -68,17 +68,17 @@ def run_directory(run_dir: Path, weights_bytes: int = 0, measure: bool = True) -
     except OSError as error:
         if error.errno == 28:  # ENOSPC
             return [_space(knob, 0, weights_bytes)]
-        return [Finding(name, f"{knob}: {place} cannot be written ({error.strerror})", "stop", mend)]
+        return [Finding(name, f"{knob}: {place} cannot be written ({error.strerror})", "stop", fix)]
 
 
 def _space(knob: str, free: int, weights_bytes: int) -> Finding:
     checkpoint = weights_bytes * CHECKPOINT_TO_WEIGHTS
-    mend = "remove old runs or checkpoints, or name another disk with --run.dir"
+    fix = "remove old runs or checkpoints, or name another disk with --run.dir"
     found = f"{knob}: {in_bytes(free)} free"
     if free < LEAST_FREE_BYTES:
-        return Finding("disk space", f"{found}, which is full", "stop", mend)
+        return Finding("disk space", f"{found}, which is full", "stop", fix)
     if weights_bytes and free < checkpoint:
-        return Finding("disk space", f"{found}; one checkpoint takes up to {in_bytes(checkpoint)}", "warn", mend)
+        return Finding("disk space", f"{found}; one checkpoint takes up to {in_bytes(checkpoint)}", "warn", fix)
     room = f", room for {free // checkpoint:,} checkpoints of up to {in_bytes(checkpoint)}" if weights_bytes else ""
     return Finding("disk space", found + room, "ok")
 
@@ -108,8 +108,8 @@ def devices(kind: str, visible: int, ranks_here: int, cores: int | None = None) 
     found = f"{visible} {kind} devices for {ranks_here} ranks"
     if visible < ranks_here:
         variable = "ASCEND_RT_VISIBLE_DEVICES" if kind == "npu" else "CUDA_VISIBLE_DEVICES"
-        mend = f"start {visible} ranks on this node, or look at {variable} and what the container was given"
-        return Finding("devices", found, "stop", mend)
+        fix = f"start {visible} ranks on this node, or look at {variable} and what the container was given"
+        return Finding("devices", found, "stop", fix)
     return Finding("devices", found, "ok")
 
 

@@ -66,18 +66,18 @@ def interface_findings(kind: str, nodes: int, environment: Mapping[str, str] = o
     for variable in VARIABLES[kind][1:]:
         named = environment.get(variable, "")
         if named and not any(_selects(named, name) for name in addresses()):
-            mend = f"the interfaces that are up: {_listed()}; export {variable} with one of them, or unset it"
-            found.append(Finding("interface", f"{variable} = {named} fits no interface that is up", "stop", mend))
+            fix = f"the interfaces that are up: {_listed()}; export {variable} with one of them, or unset it"
+            found.append(Finding("interface", f"{variable} = {named} fits no interface that is up", "stop", fix))
     try:
         own = own_address(environment)
     except ValueError as error:
-        mend = f"the interfaces that are up: {_listed()}; export GLOO_SOCKET_IFNAME with one of them"
-        return [*found, Finding("interface", str(error), "stop", mend)]
+        fix = f"the interfaces that are up: {_listed()}; export GLOO_SOCKET_IFNAME with one of them"
+        return [*found, Finding("interface", str(error), "stop", fix)]
     if nodes > 1 and own.startswith("127."):
         named = environment.get("GLOO_SOCKET_IFNAME")
         why = f"GLOO_SOCKET_IFNAME = {named}" if named else f"the host name {socket.gethostname()} is {own}"
-        mend = f"export GLOO_SOCKET_IFNAME with the interface towards the other nodes: {_listed()}"
-        return [*found, Finding("interface", f"{why}: other nodes cannot reach that", "stop", mend)]
+        fix = f"export GLOO_SOCKET_IFNAME with the interface towards the other nodes: {_listed()}"
+        return [*found, Finding("interface", f"{why}: other nodes cannot reach that", "stop", fix)]
     name = next((name for name, address in addresses().items() if address == own), "?")
     return [*found, Finding("interface", f"{name} ({own})", "ok")]
 
@@ -93,7 +93,7 @@ def _selects(named: str, interface: str) -> bool:
 
 def port_finding(name: str, address: str, port: int) -> Finding:
     """Whether a port of this machine can be listened on."""
-    mend = f"set another {name}, the same on every node; `ss -ltnp | grep :{port}` shows who has it"
+    fix = f"set another {name}, the same on every node; `ss -ltnp | grep :{port}` shows who has it"
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -102,10 +102,10 @@ def port_finding(name: str, address: str, port: int) -> Finding:
     except (OSError, OverflowError) as error:
         code = getattr(error, "errno", None)
         if code == errno.EADDRNOTAVAIL:
-            mend = f"MASTER_ADDR must be an address of node 0; this machine has {_listed()}"
-            return Finding("port", f"{address} is no address of this machine", "stop", mend)
+            fix = f"MASTER_ADDR must be an address of node 0; this machine has {_listed()}"
+            return Finding("port", f"{address} is no address of this machine", "stop", fix)
         why = "in use" if code == errno.EADDRINUSE else (getattr(error, "strerror", None) or str(error))
-        return Finding("port", f"{name} = {port} on {address}: {why}", "stop", mend)
+        return Finding("port", f"{name} = {port} on {address}: {why}", "stop", fix)
     return Finding("port", f"{name} = {port} on {address} is free", "ok")
 
 

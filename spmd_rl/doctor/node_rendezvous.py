@@ -133,7 +133,7 @@ def _listener(host: str, port: int, nodes: int) -> int:
     if nodes > 1 and address[0].startswith("127.") and host not in (address[0], "localhost"):
         raise OSError(
             f"MASTER_ADDR = {host} is {address[0]} on this machine, where no other node gets: give an address of the "
-            "network that they share, or mend /etc/hosts"
+            "network that they share, or fix /etc/hosts"
         )
     with socket.socket(family, kind, protocol) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -65,7 +65,7 @@ def reach_findings(failed: list[dict[int, str]], own: list[str]) -> list[Finding
     nodes = len(own)
     if not any(failed):
         return [Finding("reach", f"{nodes} nodes open connections to each other: {', '.join(own[:4])}", "ok")]
-    mend = (
+    fix = (
         "ranks must reach each other on all ports: look at firewalls and routes, or export GLOO_SOCKET_IFNAME with an "
         "interface of the network that the nodes share"
     )
@@ -79,7 +79,7 @@ def reach_findings(failed: list[dict[int, str]], own: list[str]) -> list[Finding
         if pairs:
             words = "; ".join(f"{own[a]} -> {own[b]}: {why}" for a, b, why in pairs[:4])
             more = f"; and {len(pairs) - 4} more" if len(pairs) > 4 else ""
-            found.append(Finding("reach", f"{words}{more}", "stop", mend, f"node {node}"))
+            found.append(Finding("reach", f"{words}{more}", "stop", fix, f"node {node}"))
     return found
 
 

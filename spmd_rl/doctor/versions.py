@@ -50,19 +50,19 @@ def version_findings(
         core, rest = known_set(kind, root)
     except OSError as error:
         return [Finding("versions", f"the tested set cannot be read: {error}", "skip")]
-    mend = f"bash launch/setup_env.sh {kind} makes an environment with exactly the tested versions"
+    fix = f"bash launch/setup_env.sh {kind} makes an environment with exactly the tested versions"
     wrong, others = _unmet(core, version), _unmet(rest, version)
     found = []
     if wrong:
-        found.append(Finding("versions", "; ".join(wrong), "stop", mend))
+        found.append(Finding("versions", "; ".join(wrong), "stop", fix))
     if others:
         more = f" and {len(others) - LISTED} more" if len(others) > LISTED else ""
-        found.append(Finding("versions", "not as tested: " + "; ".join(others[:LISTED]) + more, "warn", mend))
+        found.append(Finding("versions", "not as tested: " + "; ".join(others[:LISTED]) + more, "warn", fix))
     if not found:
         found.append(Finding("versions", f"as tested for {kind}: {_names(core, version)}", "ok"))
     here = [patch for patch in patches if kind in patch.platforms]
     unmet = unmet_versions(here)
-    found += [Finding("patches", problem, "stop", mend) for problem in unmet]
+    found += [Finding("patches", problem, "stop", fix) for problem in unmet]
     if not unmet:
         found.append(Finding("patches", f"{len(here)} patches fit the installed versions", "ok"))
     return found

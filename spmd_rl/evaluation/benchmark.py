@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Protocol
 
-from spmd_rl.data.sampling_params import Sampling
-from spmd_rl.data.tickets import UNJUDGED, Scored, Ticket
+from spmd_rl.data.sampling_params import SamplingParams
+from spmd_rl.data.tickets import UNJUDGED, SampleReward, Ticket
 from spmd_rl.evaluation.estimators import clustered, majority_at_k, mcnemar, pass_at_k, powers_of_two, wilson
 
 
@@ -37,10 +37,10 @@ class Answerers(Protocol):
     """The ranks, as far as they answer questions (controller.ranks.Ranks)."""
 
     def generate(
-        self, split: str, rows: Sequence[int], step: int, samples_per_prompt: int, sampling: Sampling
+        self, split: str, rows: Sequence[int], step: int, samples_per_prompt: int, sampling: SamplingParams
     ) -> tuple[list[Ticket], dict[str, float]]: ...
 
-    def rewards(self) -> tuple[Mapping[int, Scored], dict[str, float]]: ...
+    def rewards(self) -> tuple[Mapping[int, SampleReward], dict[str, float]]: ...
 
     def conversations(self, ids: Sequence[int], step: int) -> list[dict[str, Any]]: ...
 
@@ -50,7 +50,7 @@ class Answerers(Protocol):
 
 
 def ask(
-    ranks: Answerers, benchmark: Benchmark, step: int, samples: int, sampling: Sampling
+    ranks: Answerers, benchmark: Benchmark, step: int, samples: int, sampling: SamplingParams
 ) -> tuple[list[Line], float]:
     """Every question of a benchmark, `samples` times; in rollout mode.
 

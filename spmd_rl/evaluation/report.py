@@ -17,14 +17,14 @@ from spmd_rl.evaluation.benchmark import Comparison, Line, accuracy_interval, me
 SAID_EVERY_SECONDS = 10.0
 
 
-class Heard(Protocol):
+class OnProgress(Protocol):
     """Hears how many of rank 0's samples are made."""
 
     def __call__(self, done: int, total: int) -> None: ...
 
 
 @contextmanager
-def progress(what: str, engines: int) -> Iterator[Heard]:
+def progress(what: str, engines: int) -> Iterator[OnProgress]:
     """A bar on a terminal, else a line every ten seconds: how far rank 0's engine is, with its share of the samples."""
     share = f"{what}, samples" + (f" of this engine, one of {engines}" if engines > 1 else "")
     if sys.stderr.isatty():

@@ -16,15 +16,15 @@ from torch.distributed.elastic.multiprocessing.errors import ErrorHandler
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 
 
-class LastWords(ErrorHandler):
+class ErrorFileHandler(ErrorHandler):
     """Torch's handler of errors that end a rank."""
 
     def record_exception(self, e: BaseException) -> None:
         """Write the exception that is being handled down, where torchrun looks for it."""
-        leave(f"{type(e).__name__}: {e}", traceback.format_exc(), os.environ.get(ERROR_FILE, ""))
+        write_error(f"{type(e).__name__}: {e}", traceback.format_exc(), os.environ.get(ERROR_FILE, ""))
 
 
-def leave(message: str, stack: str, file: str) -> None:
+def write_error(message: str, stack: str, file: str) -> None:
     """Write down why this rank ends; without a file, nothing. Raises OSError when it can't be written."""
     if not file:
         return

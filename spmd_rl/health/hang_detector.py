@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from spmd_rl.config.config import HangConfig
 from spmd_rl.distributed.rank_names import ranks_named
 from spmd_rl.distributed.status import IDLE, WAITS
-from spmd_rl.health.heartbeat import STOPPED_SECONDS, Beat
+from spmd_rl.health.heartbeat import STOPPED_SECONDS, Heartbeat
 
 GRADING = ("rewards", "compare_answers")
 """Verbs that wait for graders."""
 
 
 @dataclass(frozen=True)
-class Expired:
+class DeadlineExceeded:
     """A deadline that has passed."""
 
     reason: str
@@ -24,10 +24,10 @@ class Expired:
 
 
 @dataclass
-class Sight:
+class LastSeen:
     """What the clock last saw of a rank."""
 
-    beat: Beat
+    beat: Heartbeat
     at: float
     """When this beat was first seen."""
 
@@ -38,7 +38,7 @@ class Sight:
         return self.beat.seconds + now - self.at
 
 
-class Clock:
+class HangDetector:
     """A run hangs when no rank has got on for the deadline of what it is at, or a rank gives no sign of life.
 
     All ranks do the same verbs: one that is stuck soon keeps all others waiting, so a run in which any rank gets on
@@ -49,7 +49,7 @@ class Clock:
     def __init__(self, config: HangConfig, now: float, grading_seconds: float = 0.0) -> None:
         self.config = config
         self.grading_seconds = grading_seconds
-        self.seen: dict[int, Sight] = {}
+        self.seen: dict[int, LastSeen] = {}
         self.longest: dict[str, float] = {}
         """The longest stillness of the run in each phase that has been left again."""
         self._now = now
@@ -58,7 +58,7 @@ class Clock:
         self._longest_here = 0.0
         self._told: object = None
 
-    def look(self, now: float, beats: Iterable[Beat]) -> None:
+    def look(self, now: float, beats: Iterable[Heartbeat]) -> None:
         """Take in what the ranks have said last."""
         paused = now - self._now
         if paused > STOPPED_SECONDS:  # it was this process that stood still
@@ -71,7 +71,7 @@ class Clock:
             before = self.seen.get(beat.rank)
             if before is None or beat.number != before.beat.number:
                 moved = moved or before is None or beat.since != before.beat.since
-                self.seen[beat.rank] = Sight(beat, now)
+                self.seen[beat.rank] = LastSeen(beat, now)
         if moved:
             self._learn(now)
 
@@ -85,7 +85,7 @@ class Clock:
             self._phase, self._longest_here = phase, 0.0
         self._told = None
 
-    def _main(self) -> Beat:
+    def _main(self) -> Heartbeat:
         return self.seen[min(self.seen)].beat
 
     def deadline(self, phase: str, verb: str = "") -> tuple[float, str]:
@@ -102,7 +102,7 @@ class Clock:
             return learned, f"{phase} ({self.config.factor:g} times its longest stillness so far)"
         return least, f"{phase} (hang.minimum_seconds)"
 
-    def expired(self, now: float) -> Expired | None:
+    def expired(self, now: float) -> DeadlineExceeded | None:
         """The deadline that has passed, told once until something changes."""
         if not self.seen:
             return None
@@ -113,7 +113,7 @@ class Clock:
             near = {rank for rank, sight in self.seen.items() if sight.silent_seconds(now) > 0.75 * limit}
             ranks = tuple(sorted(near | silent.keys()))
             reason = f"no sign of life from {ranks_named(ranks)} for {limit:g} s (hang.silent_seconds)"
-            return self._once(ranks, Expired(reason, max(silent.values()), ranks))
+            return self._once(ranks, DeadlineExceeded(reason, max(silent.values()), ranks))
         if any(sight.beat.doing == IDLE for sight in self.seen.values()):
             return None
         still = min(sight.still_seconds(now) for sight in self.seen.values())
@@ -123,13 +123,13 @@ class Clock:
         if still <= deadline:
             return None
         reason = f"no rank has got on for {deadline:g} s, the deadline of {source}"
-        return self._once("still", Expired(reason, still - deadline))
+        return self._once("still", DeadlineExceeded(reason, still - deadline))
 
     def forget(self) -> None:
         """What `expired` told last could not be said: it tells it again."""
         self._told = None
 
-    def _once(self, what: object, expired: Expired) -> Expired | None:
+    def _once(self, what: object, expired: DeadlineExceeded) -> DeadlineExceeded | None:
         if self._told == what:
             return None
         self._told = what

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from spmd_rl.distributed.rank_names import ranks_named
 from spmd_rl.distributed.status import WAITS
-from spmd_rl.health.heartbeat import Beat
+from spmd_rl.health.heartbeat import Heartbeat
 from spmd_rl.health.procfs import GONE, STOPPED
 
 MOST_LINES = 16
@@ -20,10 +20,10 @@ _NUMBERS = re.compile(r"\d+")
 
 
 @dataclass(frozen=True)
-class Standing:
+class RankState:
     """One rank at the moment when the run is found to stand still."""
 
-    beat: Beat
+    beat: Heartbeat
     """Its last."""
     still_seconds: float
     silent_seconds: float = 0.0
@@ -36,7 +36,7 @@ class Standing:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Diagnosis:
     """Where to look first, and why."""
 
     ranks: tuple[int, ...]
@@ -44,7 +44,7 @@ class Verdict:
     words: list[str] = field(default_factory=list)
 
 
-def judge(standings: Sequence[Standing]) -> Verdict:
+def diagnose(standings: Sequence[RankState]) -> Diagnosis:
     """Find the ranks that the others wait for.
 
     First those that give no sign of life; else those that neither wait at the control group nor in a collective; else
@@ -52,11 +52,11 @@ def judge(standings: Sequence[Standing]) -> Verdict:
     """
     silent = [one for one in standings if one.silent]
     if silent:
-        return Verdict(_ranks(silent), _of_silent(silent))
+        return Diagnosis(_ranks(silent), _of_silent(silent))
     inside = [one for one in standings if not one.beat.doing.startswith(WAITS)]
     working = [one for one in inside if not one.beat.waits]
     if working:
-        return Verdict(_ranks(working), _grouped(working, _of_working))
+        return Diagnosis(_ranks(working), _grouped(working, _of_working))
     places = defaultdict(list)
     for one in inside:
         places[one.beat.verb, _spot(one.beat)].append(one)
@@ -65,28 +65,28 @@ def judge(standings: Sequence[Standing]) -> Verdict:
         # A tie says nothing: of two ranks that wait in two places, either may be the wrong one.
         odd = [one for group in places.values() if group is not most or 2 * len(group) <= len(inside) for one in group]
         where = _grouped(odd, lambda one: f"waits in {_spot(one.beat)}")
-        return Verdict(_ranks(odd), [*where, "the ranks wait for each other in different exchanges: that never ends"])
-    return Verdict((), _of_link(standings, inside))
+        return Diagnosis(_ranks(odd), [*where, "the ranks wait for each other in different exchanges: that never ends"])
+    return Diagnosis((), _of_link(standings, inside))
 
 
-def _ranks(standings: Iterable[Standing]) -> tuple[int, ...]:
+def _ranks(standings: Iterable[RankState]) -> tuple[int, ...]:
     return tuple(sorted(one.beat.rank for one in standings))
 
 
-def _spot(beat: Beat) -> str:
+def _spot(beat: Heartbeat) -> str:
     """Where the innermost call outside of torch is made."""
     own = next((line for line in beat.stack if "/torch/" not in line), beat.stack[0] if beat.stack else "")
     return f"{beat.waits}, {own}"
 
 
-def _grouped(standings: Sequence[Standing], words_of) -> list[str]:
+def _grouped(standings: Sequence[RankState], words_of) -> list[str]:
     groups = defaultdict(list)
     for one in standings:
         groups[words_of(one)].append(one)
     return [f"{ranks_named(_ranks(group))} {words}" for words, group in groups.items()]
 
 
-def _of_silent(silent: Sequence[Standing]) -> list[str]:
+def _of_silent(silent: Sequence[RankState]) -> list[str]:
     words = []
     hosts = defaultdict(list)
     for one in silent:
@@ -102,7 +102,7 @@ def _of_silent(silent: Sequence[Standing]) -> list[str]:
     return words
 
 
-def _of_one_silent(one: Standing) -> str:
+def _of_one_silent(one: RankState) -> str:
     if one.state in STOPPED:
         who = "a debugger" if one.state == "t" else "a signal"
         return f"is stopped by {who} (process state {one.state}): SIGCONT would let it go on"
@@ -117,7 +117,7 @@ def _of_one_silent(one: Standing) -> str:
     return "gives no sign of life, and others on its node do: it is stopped or gone"
 
 
-def _of_working(one: Standing) -> str:
+def _of_working(one: RankState) -> str:
     beat = one.beat
     if beat.doing.startswith(_GRADER):
         return f"waits for a grader: {beat.doing}; the rule does not return"
@@ -126,7 +126,7 @@ def _of_working(one: Standing) -> str:
     return "waits for something that is no rank: a file, a lock, a process, a sleep; see its stack"
 
 
-def _of_link(standings: Sequence[Standing], inside: Sequence[Standing]) -> list[str]:
+def _of_link(standings: Sequence[RankState], inside: Sequence[RankState]) -> list[str]:
     hosts = defaultdict(list)
     for one in standings:
         hosts[one.beat.host].append(one.beat.rank)
@@ -143,13 +143,13 @@ def _of_link(standings: Sequence[Standing], inside: Sequence[Standing]) -> list[
     ]
 
 
-def table(standings: Sequence[Standing], culprits: Sequence[int]) -> list[str]:
+def table(standings: Sequence[RankState], culprits: Sequence[int]) -> list[str]:
     """One line for all ranks that are at the same; the culprits first."""
-    groups: dict[tuple, list[Standing]] = defaultdict(list)
+    groups: dict[tuple, list[RankState]] = defaultdict(list)
     for one in standings:
         groups[_key(one, culprits, _words(one.beat))].append(one)
     if len(groups) > MOST_LINES:
-        alike: dict[tuple, list[Standing]] = defaultdict(list)
+        alike: dict[tuple, list[RankState]] = defaultdict(list)
         for one in standings:
             alike[_key(one, culprits, _NUMBERS.sub("#", _words(one.beat)))].append(one)
         groups = alike
@@ -175,11 +175,11 @@ def table(standings: Sequence[Standing], culprits: Sequence[int]) -> list[str]:
     return lines
 
 
-def _key(one: Standing, culprits: Sequence[int], words: str) -> tuple:
+def _key(one: RankState, culprits: Sequence[int], words: str) -> tuple:
     return words, one.silent, one.beat.rank in culprits, bool(one.beat.waits)
 
 
-def _words(beat: Beat) -> str:
+def _words(beat: Heartbeat) -> str:
     """step 7, rollout (generate): request 17; 30 of 64 finished."""
     at = f"step {beat.step}, {beat.phase}" if beat.step else beat.phase
     if beat.verb and beat.verb != beat.phase:
@@ -190,7 +190,7 @@ def _words(beat: Beat) -> str:
 
 
 def report(
-    headline: str, standings: Sequence[Standing], verdict: Verdict, stacks: dict[int, str], directory: str, end: str
+    headline: str, standings: Sequence[RankState], verdict: Diagnosis, stacks: dict[int, str], directory: str, end: str
 ) -> str:
     """All that a person reads. `stacks`: of ranks that could be asked now, else their last words are taken."""
     lines = [f"hang: {headline}", ""]

@@ -15,7 +15,7 @@ from types import FrameType
 
 import msgspec
 
-from spmd_rl.distributed.status import Place, here, listen
+from spmd_rl.distributed.status import RankStatus, current_status, on_status_change
 from spmd_rl.health import procfs as processes
 
 STACK_FRAMES = 12
@@ -29,7 +29,7 @@ STOPPED_SECONDS = 5.0
 """A pause of one's own thread above this was a stop of the whole process, which is nobody's hang afterwards."""
 
 
-class Beat(msgspec.Struct, frozen=True, omit_defaults=True):
+class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True):
     """What one rank says of itself."""
 
     rank: int
@@ -61,7 +61,7 @@ class Beat(msgspec.Struct, frozen=True, omit_defaults=True):
     """Descriptor of the file in memory that holds where it is."""
 
 
-class Legacy:
+class PostMortem:
     """What other processes of this machine can read of this one after its last beat, also while it is stopped.
 
     Two files in memory: where it is, written with every move, and its stacks, written by the handler of a signal, which
@@ -77,15 +77,15 @@ class Legacy:
         os.ftruncate(self.place, _PLACE_BYTES)
         self._memory = mmap.mmap(self.place, _PLACE_BYTES)
         faulthandler.register(dump, file=self.stacks, all_threads=True)
-        self._write(here())
-        listen(self._write, first=True)
+        self._write(current_status())
+        on_status_change(self._write, first=True)
 
-    def _write(self, place: Place) -> None:
+    def _write(self, place: RankStatus) -> None:
         text = msgspec.json.encode(_fields(place))[: _PLACE_BYTES - 4]
         self._memory[: 4 + len(text)] = len(text).to_bytes(4, "little") + text
 
     @staticmethod
-    def place_of(beat: Beat) -> Beat:
+    def place_of(beat: Heartbeat) -> Heartbeat:
         """A beat with the place where its process really is; as it was where that can't be read."""
         try:
             data = Path(f"/proc/{beat.process}/fd/{beat.place}").read_bytes()
@@ -98,7 +98,7 @@ class Legacy:
         seconds = max(0.0, time.monotonic() - fields["since"])
         return msgspec.structs.replace(beat, seconds=seconds, busy_seconds=0.0, waits="", stack=[], **fields)
 
-    def stacks_of(self, beat: Beat) -> str:
+    def stacks_of(self, beat: Heartbeat) -> str:
         """What the process of a beat writes of its stacks when it is asked; empty: nothing."""
         if beat.stacks < 0:
             return ""
@@ -110,7 +110,7 @@ class Legacy:
             return ""
 
 
-class Pulse:
+class HeartbeatSource:
     """Makes the beats of this process."""
 
     def __init__(self, rank: int, stacks: int = -1, place: int = -1) -> None:
@@ -126,14 +126,14 @@ class Pulse:
         self._main = threading.main_thread().ident
         self._schedule = Path(f"/proc/self/task/{threading.main_thread().native_id}/schedstat")
         self._number = 0
-        self._place = here()
+        self._place = current_status()
         self._beaten = time.monotonic()
         self._forgiven = 0.0
         self._cpu = self._cpu_seconds()
 
-    def beat(self) -> Beat:
+    def beat(self) -> Heartbeat:
         """The next one."""
-        now, place = time.monotonic(), here()
+        now, place = time.monotonic(), current_status()
         if place is not self._place:
             self._place, self._forgiven, self._cpu = place, 0.0, self._cpu_seconds()
         elif now - self._beaten > STOPPED_SECONDS:
@@ -143,7 +143,7 @@ class Pulse:
         seconds = max(0.0, now - place.since - self._forgiven)
         frame = sys._current_frames().get(self._main or 0)
         stack = stack_of(frame)
-        return Beat(
+        return Heartbeat(
             rank=self.rank,
             number=self._number,
             seconds=seconds,
@@ -163,7 +163,7 @@ class Pulse:
             return 0.0
 
 
-def _fields(place: Place) -> dict[str, object]:
+def _fields(place: RankStatus) -> dict[str, object]:
     return {
         "since": place.since,
         "step": place.step,

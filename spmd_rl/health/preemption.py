@@ -6,7 +6,7 @@ import threading
 _asked = threading.Event()
 
 
-def listen() -> threading.Event:
+def preemption_event() -> threading.Event:
     """Set when this process was asked. Called early, and in the main thread: until then the signal would end it."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGUSR1, lambda *_: _asked.set())

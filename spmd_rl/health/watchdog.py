@@ -24,13 +24,13 @@ import torch.distributed as dist
 
 from spmd_rl.config.config import HangConfig
 from spmd_rl.distributed.rank_names import ranks_named
-from spmd_rl.distributed.status import WAITS, move
+from spmd_rl.distributed.status import WAITS, set_status
 from spmd_rl.distributed.world import World
 from spmd_rl.health import procfs as processes
-from spmd_rl.health.error_file import ERROR_FILE, leave
-from spmd_rl.health.hang_detector import Clock, Expired, Sight
-from spmd_rl.health.hang_report import Standing, judge, report
-from spmd_rl.health.heartbeat import STOPPED_SECONDS, Beat, Legacy, Pulse
+from spmd_rl.health.error_file import ERROR_FILE, write_error
+from spmd_rl.health.hang_detector import DeadlineExceeded, HangDetector, LastSeen
+from spmd_rl.health.hang_report import RankState, diagnose, report
+from spmd_rl.health.heartbeat import STOPPED_SECONDS, Heartbeat, HeartbeatSource, PostMortem
 
 HUNG = 75
 """Exit status of every rank of a run that hung: EX_TEMPFAIL, "try again later"."""
@@ -48,10 +48,10 @@ _SUSPECT_SECONDS = 2.5
 _LOST = 1.5
 """A rank that cannot reach the store leaves by itself after so many hang.silent_seconds: later than it is reported."""
 
-_watch: "Watch | None" = None
+_watch: "Watchdog | None" = None
 
 
-class Watch:
+class Watchdog:
     """This rank's part. `directory`: of the run, seen by all ranks. `grading_seconds`: see Clock."""
 
     def __init__(
@@ -63,13 +63,13 @@ class Watch:
         self._world_store = world.store
         self._store = self._connect()
         self._where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-        self._legacy = Legacy(signal.SIGUSR2)
-        self._pulse = Pulse(self.rank, self._legacy.stacks, self._legacy.place)
+        self._legacy = PostMortem(signal.SIGUSR2)
+        self._pulse = HeartbeatSource(self.rank, self._legacy.stacks, self._legacy.place)
         now = time.monotonic()
-        self._clock = Clock(config, now, grading_seconds)
+        self._clock = HangDetector(config, now, grading_seconds)
         self._here: set[int] = set()
         """Ranks whose first beat is in the store."""
-        self._keeper = Sight(Beat(0, -1), now)
+        self._keeper = LastSeen(Heartbeat(0, -1), now)
         """What is seen of the one that keeps the clock."""
         self._answered = ""
         self._asked = ""
@@ -101,7 +101,7 @@ class Watch:
 
     def tell(self, why: str) -> None:
         """An exchange of this rank ran into its own timeout: have the ranks reported now, and wait for what follows."""
-        move(doing=f"{WAITS}the report: {why}")
+        set_status(doing=f"{WAITS}the report: {why}")
         self._asked = f"rank {self.rank}: {why}"
         self._wake.set()
         time.sleep(2 * _PERIOD_SECONDS + 2 * _ANSWER_SECONDS)
@@ -164,9 +164,9 @@ class Watch:
         """Rank 0, and in its place the lowest rank that lives while nobody keeps the clock."""
         now = time.monotonic()
         if clock:
-            beat = msgspec.json.decode(clock, type=Beat)
+            beat = msgspec.json.decode(clock, type=Heartbeat)
             if beat.number != self._keeper.beat.number or beat.rank != self._keeper.beat.rank:
-                self._keeper = Sight(beat, now)
+                self._keeper = LastSeen(beat, now)
         if self.rank in (0, self._keeper.beat.rank):
             return True
         idle = self._keeper.silent_seconds(now)
@@ -180,11 +180,11 @@ class Watch:
             self._clock.seen[rank].at = min(self._clock.seen[rank].at, self._keeper.at)
         return True
 
-    def _beats(self) -> list[Beat]:
+    def _beats(self) -> list[Heartbeat]:
         new = [rank for rank in range(self.size) if rank not in self._here and self._store.check([f"beat/{rank}"])]
         self._here.update(new)
         found = self._store.multi_get([f"beat/{rank}" for rank in sorted(self._here)])
-        return [msgspec.json.decode(one, type=Beat) for one in found]
+        return [msgspec.json.decode(one, type=Heartbeat) for one in found]
 
     # The keeper of the clock
 
@@ -195,7 +195,7 @@ class Watch:
         expired = self._clock.expired(now)
         if asked:
             self._store.set("asked", "")
-            expired = expired or Expired(asked, 0.0)
+            expired = expired or DeadlineExceeded(asked, 0.0)
         if expired is not None:
             try:
                 self._report(expired, now)
@@ -203,7 +203,7 @@ class Watch:
                 self._clock.forget()
                 raise
 
-    def _report(self, expired: Expired, found: float) -> None:
+    def _report(self, expired: DeadlineExceeded, found: float) -> None:
         """Have all ranks write their stacks, say what is wrong, and end the run if that is wanted."""
         stamp = datetime.now().strftime("%Y%m%d_%H%M%S")
         place = (self.directory or Path(tempfile.gettempdir()) / "spmd_rl") / "hang" / stamp
@@ -229,12 +229,12 @@ class Watch:
         for rank, sight in sorted(seen.items()):
             beat, still = sight.beat, sight.still_seconds(now)
             if rank in told and rank in silent:
-                beat = msgspec.convert(told[rank]["beat"], Beat)
+                beat = msgspec.convert(told[rank]["beat"], Heartbeat)
                 still = beat.seconds if beat.since != sight.beat.since else still
             neighbours = len(by_machine.get(beat.machine, ()))
             state = told[rank]["state"] if rank in told else None
-            standings.append(Standing(beat, still, sight.silent_seconds(now), rank in silent, state, neighbours))
-        verdict = judge(standings)
+            standings.append(RankState(beat, still, sight.silent_seconds(now), rank in silent, state, neighbours))
+        verdict = diagnose(standings)
         stacks = {rank: answer["stack"] for rank, answer in told.items()}
         late = expired.late_seconds + now - found
         missing = sorted(asked - silent - {rank for rank, answer in answers.items() if answer["wrote"]})
@@ -300,7 +300,7 @@ class Watch:
             wrote = _within(_DISK_SECONDS, lambda: self._write_stacks(place))
             for one in request["examine"]:
                 if one["by"] == self.rank:
-                    beat = msgspec.convert(one["beat"], Beat)
+                    beat = msgspec.convert(one["beat"], Heartbeat)
                     examined[beat.rank] = self._look_at(beat, place)
         self._store.set(f"answer/{request['id']}/{self.rank}", json.dumps({"examined": examined, "wrote": wrote}))
         self._answered = text
@@ -312,7 +312,7 @@ class Watch:
             file.flush()
             faulthandler.dump_traceback(file, all_threads=True)
 
-    def _look_at(self, last: Beat, place: Path) -> dict[str, Any]:
+    def _look_at(self, last: Heartbeat, place: Path) -> dict[str, Any]:
         """Look at a process of this machine that gives no sign of life."""
         state, beat, stack = processes.state(last.process, last.begun), last, ""
         if state != processes.GONE:
@@ -369,7 +369,7 @@ def _stacks_file(rank: int) -> str:
     return f"rank_{rank:05d}.txt"
 
 
-def _header(beat: Beat) -> str:
+def _header(beat: Heartbeat) -> str:
     place = ", ".join(word for word in (beat.phase, beat.verb, beat.doing) if word)
     return (
         f"rank {beat.rank} ({beat.host}, process {beat.process}): step {beat.step}, {place}, for {beat.seconds:.1f} s, "
@@ -404,6 +404,6 @@ def _to_stderr(text: str) -> None:
 def _exit(why: str) -> None:
     # The main thread may be about to leave with an error of its own, which is not the reason.
     file = os.environ.pop(ERROR_FILE, "")
-    _within(_DISK_SECONDS, lambda: leave(why, why, file))
+    _within(_DISK_SECONDS, lambda: write_error(why, why, file))
     processes.end_descendants()
     os._exit(HUNG)

@@ -21,7 +21,7 @@ LAYOUT = ("model.path", "parallel.", "rollout.tensor", "rollout.data", "rollout.
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Print what was asked for; the exit status is 2 where the user can mend what is wrong."""
+    """Print what was asked for; the exit status is 2 where the user can fix what is wrong."""
     options, rest = _parse(sys.argv[1:] if arguments is None else arguments)
     try:
         case, aside = configure(options, rest)

@@ -16,7 +16,7 @@ from typing import Any
 
 from spmd_rl.config.config import Config, ModelConfig
 from spmd_rl.config.loading import load_config
-from spmd_rl.data.tickets import Scored
+from spmd_rl.data.tickets import SampleReward
 from spmd_rl.errors import ConfigError
 from spmd_rl.rewards.grade import CAUSES, RewardSample
 from spmd_rl.rewards.grading.pool import GraderPool
@@ -32,7 +32,7 @@ class Stored:
     place: str
     step: int
     sample: RewardSample
-    scored: Scored
+    scored: SampleReward
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -99,7 +99,7 @@ def read_samples(run: Path, response_limit: int = 0) -> tuple[list[Stored], Coun
 
 def score(
     stored: list[Stored], rules: dict[str, float], workers: int, timeout: float, memory_mib: int = 0, batch: int = 64
-) -> list[Scored]:
+) -> list[SampleReward]:
     """The samples' scores by `rules`, in their order."""
     with GraderPool(rules, workers, timeout, memory_mib, batch) as pool:
         for position, one in enumerate(stored):
@@ -108,7 +108,7 @@ def score(
     return [scored[position] for position in range(len(stored))]
 
 
-def differ(old: Scored, new: Scored) -> bool:
+def differ(old: SampleReward, new: SampleReward) -> bool:
     """Another reward, or another verdict on the answer."""
     return abs(old.reward - new.reward) > _SAME or (old.cause == "correct") != (new.cause == "correct")
 
@@ -116,8 +116,8 @@ def differ(old: Scored, new: Scored) -> bool:
 def report(
     run: Path,
     stored: list[Stored],
-    old: list[Scored],
-    new: list[Scored],
+    old: list[SampleReward],
+    new: list[SampleReward],
     apart: list[int],
     names: tuple[str, str],
     show: int,
@@ -164,7 +164,7 @@ def _stored(row: dict[str, Any], place: str, step: int, response_limit: int) -> 
         response_tokens=int(row.get("response_tokens") or 0),
         response_limit=response_limit,
     )
-    scored = Scored(-1, float(row["reward"]), str(row["cause"]), row.get("scores") or {}, row.get("extracted"))
+    scored = SampleReward(-1, float(row["reward"]), str(row["cause"]), row.get("scores") or {}, row.get("extracted"))
     sample.response.strip()
     return Stored(place, int(row.get("step", step)), sample, scored)
 
@@ -205,7 +205,7 @@ def _spell(rules: dict[str, float]) -> str:
     return " + ".join(f"{weight:g} {name}" for name, weight in rules.items())
 
 
-def _line(stored: Stored, old: Scored, new: Scored) -> dict[str, Any]:
+def _line(stored: Stored, old: SampleReward, new: SampleReward) -> dict[str, Any]:
     sides = {
         side: {"reward": s.reward, "cause": s.cause, "extracted": s.extracted, "scores": s.scores}
         for side, s in (("old", old), ("new", new))

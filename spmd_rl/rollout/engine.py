@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from spmd_rl.distributed.layout import RolloutLayout
-from spmd_rl.distributed.status import move
+from spmd_rl.distributed.status import set_status
 from spmd_rl.models.model_shape import ModelShape
 from spmd_rl.platforms.platform import Platform
 from spmd_rl.rollout.engine_weights import Weights
@@ -152,11 +152,11 @@ class Engine:
         while engine.has_unfinished_requests():
             steps += 1
             oldest = next(iter(waiting), "of another engine")
-            move(doing=f"engine step {steps}, request {oldest}; {count - len(waiting)} of {count} finished")
+            set_status(doing=f"engine step {steps}, request {oldest}; {count - len(waiting)} of {count} finished")
             for output in engine.step():
                 if output.finished:
                     finished(_completion(waiting.pop(output.request_id), output))
-        move(doing="")
+        set_status(doing="")
         assert not waiting, f"the engine lost {len(waiting)} requests"
 
     def stream(self, request: Request, sampling: Sampling, made: Callable[[list[int]], bool]) -> str:
@@ -169,14 +169,14 @@ class Engine:
         reason = ""
         while engine.has_unfinished_requests():
             tokens: list[int] = []
-            move(doing="engine step of an answer")
+            set_status(doing="engine step of an answer")
             for output in engine.step():
                 tokens += output.outputs[0].token_ids
                 reason = reason or (str(output.outputs[0].finish_reason) if output.finished else "")
             if made(tokens) and not reason:
                 engine.abort_request([str(request.id)])
                 reason = "abort"
-        move(doing="")
+        set_status(doing="")
         return reason
 
     def _add(self, request: Request, sampling: Sampling, output_kind: str, **more: Any) -> None:

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import torch
 
-from spmd_rl.data.sampling_params import Sampling
+from spmd_rl.data.sampling_params import SamplingParams
 
-__all__ = ["Completion", "Request", "Sampling"]
+__all__ = ["Completion", "Request", "SamplingParams"]
 
 
 @dataclass(frozen=True)

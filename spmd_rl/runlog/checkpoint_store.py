@@ -34,7 +34,7 @@ Digests = Callable[[Path, Sequence[str]], Mapping[str, str]]
 
 
 @dataclass(frozen=True)
-class Saved:
+class SavedCheckpoint:
     """A complete checkpoint."""
 
     step: int
@@ -51,7 +51,7 @@ class Saved:
         return found
 
 
-class Checkpoints:
+class CheckpointStore:
     """The checkpoints of one run."""
 
     def __init__(self, directory: Path, config: CheckpointConfig) -> None:
@@ -59,16 +59,18 @@ class Checkpoints:
         self.untidy = ""
         """What could not be tidied up after the last one was complete."""
 
-    def found(self) -> list[Saved]:
+    def found(self) -> list[SavedCheckpoint]:
         """All complete ones, oldest first."""
         return [saved for saved in self._named() if os.path.isfile(saved.path / FILES)]
 
-    def _named(self) -> list[Saved]:
+    def _named(self) -> list[SavedCheckpoint]:
         """All that have a complete one's name: something was taken away from those that are not."""
         if not self.directory.is_dir():
             return []
         named = ((_NAME.fullmatch(path.name), path) for path in self.directory.iterdir())
-        return sorted((Saved(int(name[1]), path) for name, path in named if name), key=lambda saved: saved.step)
+        return sorted(
+            (SavedCheckpoint(int(name[1]), path) for name, path in named if name), key=lambda saved: saved.step
+        )
 
     def begin(self, step: int, expected_bytes: int) -> Path:
         """An empty directory for a new one.
@@ -95,7 +97,7 @@ class Checkpoints:
         _write(partial / STATE, json.dumps({"step": step, **state}, indent=1))
         return sorted(str(file.relative_to(partial)) for file in partial.rglob("*") if file.is_file())
 
-    def complete(self, step: int, digests: Mapping[str, str]) -> Saved:
+    def complete(self, step: int, digests: Mapping[str, str]) -> SavedCheckpoint:
         """Give a sealed directory its name, and remove what need not be kept. `digests`: of all files in it."""
         partial, path = self.directory / f"{_name(step)}.partial", self.directory / _name(step)
         files = {name: {"bytes": (partial / name).stat().st_size, "digest": found} for name, found in digests.items()}
@@ -110,7 +112,7 @@ class Checkpoints:
             self._tidy(path.name)
         except OSError as error:
             self.untidy = f"{path} is complete, but what it replaces could not all be removed: {error}"
-        return Saved(step, path)
+        return SavedCheckpoint(step, path)
 
     def _tidy(self, newest: str) -> None:
         try:
@@ -127,7 +129,7 @@ class Checkpoints:
         pointer.rename(self.directory / LATEST)
         _sync_directory(self.directory)
 
-    def after(self, step: int) -> list[Saved]:
+    def after(self, step: int) -> list[SavedCheckpoint]:
         """What is there of later steps, complete or harmed."""
         return [saved for saved in self._named() if saved.step > step]
 
@@ -145,7 +147,7 @@ class Checkpoints:
         shutil.rmtree(self.directory / f"{_name(step)}.partial", ignore_errors=True)
         (self.directory / f"{LATEST}.new").unlink(missing_ok=True)
 
-    def problems(self, saved: Saved, digests: Digests) -> list[str]:
+    def problems(self, saved: SavedCheckpoint, digests: Digests) -> list[str]:
         """What is wrong with a checkpoint's files: missing, of another size, or other bytes than were written."""
         try:
             files = json.loads((saved.path / FILES).read_text(encoding="utf-8"))
@@ -177,7 +179,7 @@ class Checkpoints:
             ]
         return found
 
-    def newest_whole(self, digests: Digests, before: int | None = None) -> tuple[Saved | None, list[str]]:
+    def newest_whole(self, digests: Digests, before: int | None = None) -> tuple[SavedCheckpoint | None, list[str]]:
         """The newest checkpoint whose files are all as they were written, and what is wrong with newer ones.
 
         `before`: of those of earlier steps.
@@ -204,7 +206,7 @@ class Checkpoints:
             if saved.step not in keep:
                 _remove(saved.path)
 
-    def best(self, found: Sequence[Saved]) -> Saved | None:
+    def best(self, found: Sequence[SavedCheckpoint]) -> SavedCheckpoint | None:
         """The one with the largest (or smallest) value of checkpoint.keep_best; of equals, the earliest."""
         if not self.config.keep_best:
             return None
@@ -222,7 +224,7 @@ def _own_digest(files: Mapping[str, Mapping[str, Any]]) -> str:
     return hashlib.sha256(listed.encode()).hexdigest()
 
 
-def _metric(saved: Saved, name: str) -> float | None:
+def _metric(saved: SavedCheckpoint, name: str) -> float | None:
     try:
         value = saved.state().get("metrics", {}).get(name)
     except ValueError:  # nobody's best

@@ -18,8 +18,8 @@ from urllib.parse import urlparse
 from spmd_rl.config.config import CheckpointConfig, Config
 from spmd_rl.config.redact import hidden
 from spmd_rl.data.samples import SAMPLES, samples_file, samples_step, write_samples
-from spmd_rl.distributed.status import here, move
-from spmd_rl.runlog.checkpoint_store import Checkpoints
+from spmd_rl.distributed.status import current_status, set_status
+from spmd_rl.runlog.checkpoint_store import CheckpointStore
 from spmd_rl.runlog.console import SUMMARY, Console, console, conversation, evaluation_line, step_line, summary
 
 METRICS = "metrics.jsonl"
@@ -160,7 +160,7 @@ class RunLog:
         """One step; yields `timed`. At the end what was added becomes a row, unless the step was cut short."""
         self._values.clear()
         started = time.perf_counter()
-        move(step=step, phase="between phases")
+        set_status(step=step, phase="between phases")
         yield self.timed
         self.add("timing/all", time.perf_counter() - started)
         metrics = {name: combine(name, values) for name, values in self._values.items()}
@@ -182,12 +182,12 @@ class RunLog:
         current = _Phase(phase)
         self._open_phases.append(current)
         self._console.doing(phase)
-        outer = here().phase
-        move(phase=phase)
+        outer = current_status().phase
+        set_status(phase=phase)
         try:
             yield
         finally:
-            move(phase=outer)
+            set_status(phase=outer)
             self._open_phases.pop()
             total = time.perf_counter() - current.started
             self.add(f"timing/{phase}", total - current.inner_seconds)
@@ -212,12 +212,12 @@ class RunLog:
         self._skipped = self._skipped + 1 if skipped else 0
         if not skipped:
             return
-        self.note(f"step {here().step}: the update was skipped: {skipped}")
+        self.note(f"step {current_status().step}: the update was skipped: {skipped}")
         if self._skipped >= self.config.train.max_skipped:
             raise RuntimeError(
-                f"train.max_skipped = {self.config.train.max_skipped}: so many updates in a row were skipped, the last "
-                f"one in step {here().step}: {skipped}; the weights are as they were before them: look at the samples "
-                "of these steps, lower train.learning_rate or train.clip_grad, or train in float32"
+                f"train.max_skipped = {self.config.train.max_skipped}: so many updates in a row were skipped, the "
+                f"last one in step {current_status().step}: {skipped}; the weights are as they were before them: look "
+                "at the samples of these steps, lower train.learning_rate or train.clip_grad, or train in float32"
             )
 
     def samples(self, step: int, samples: Sequence[Mapping[str, Any]], show: int = 0) -> None:
@@ -351,7 +351,7 @@ def _set_later_aside(run_dir: Path, step: int) -> Path | None:
         for path in (run_dir / place).glob("step_*")
         if samples_step(path.name) > step
     ]
-    checkpoints = Checkpoints(run_dir / CHECKPOINTS, CheckpointConfig())
+    checkpoints = CheckpointStore(run_dir / CHECKPOINTS, CheckpointConfig())
     if not any(later.values()) and not files and not checkpoints.after(step):
         return None
     target = _free(run_dir / "earlier")

@@ -10,9 +10,9 @@ from spmd_rl.config.loading import settings
 from spmd_rl.config.resume_policy import refused
 from spmd_rl.data.digests import digests_of
 from spmd_rl.distributed.gather import gather
-from spmd_rl.distributed.status import move
+from spmd_rl.distributed.status import set_status
 from spmd_rl.distributed.world import World
-from spmd_rl.runlog.checkpoint_store import STATE, Checkpoints, Digests, Saved, step_of
+from spmd_rl.runlog.checkpoint_store import STATE, CheckpointStore, Digests, SavedCheckpoint, step_of
 from spmd_rl.runlog.run_log import CHECKPOINTS
 
 _EXAMPLE = f"a directory such as runs/mine/{CHECKPOINTS}/step_000012"
@@ -23,7 +23,7 @@ _WAY = "name another one, or take checkpoint.resume = never"
 class Resumed:
     """A checkpoint that the ranks take up."""
 
-    saved: Saved
+    saved: SavedCheckpoint
     only_weights: bool = False
     same_run: bool = False
     """It is one of this run's own: what is in the run's directory goes on."""
@@ -52,7 +52,7 @@ def resume_point(config: Config, run_dir: Path, world: World) -> tuple[Resumed |
 
 def _search(config: Config, run_dir: Path, world: World) -> tuple[Resumed | None, list[str]]:
     resume, load = config.checkpoint.resume, config.checkpoint.load
-    own = Checkpoints(run_dir / CHECKPOINTS, config.checkpoint)
+    own = CheckpointStore(run_dir / CHECKPOINTS, config.checkpoint)
     digests = _shared(run_dir, world)
     notes: list[str] = []
     try:
@@ -79,7 +79,7 @@ def _search(config: Config, run_dir: Path, world: World) -> tuple[Resumed | None
     return _checked(Resumed(saved, load == "weights", same_run), config), notes
 
 
-def _by_this_command(saved: Saved, config: Config, world: World) -> bool:
+def _by_this_command(saved: SavedCheckpoint, config: Config, world: World) -> bool:
     """Whether a checkpoint of the run's directory was saved by a run that was begun as this one is told to begin."""
     try:
         before, now = _read(saved, "settings", dict), settings(config)
@@ -91,14 +91,14 @@ def _by_this_command(saved: Saved, config: Config, world: World) -> bool:
     return config.checkpoint.resume != "never" or world.begun()
 
 
-def _named(path: Path, digests: Digests, config: Config) -> Saved:
+def _named(path: Path, digests: Digests, config: Config) -> SavedCheckpoint:
     """The checkpoint in a directory. Raises ValueError when it is not whole."""
-    problems = Checkpoints(path.parent, config.checkpoint).problems(Saved(0, path), digests)
+    problems = CheckpointStore(path.parent, config.checkpoint).problems(SavedCheckpoint(0, path), digests)
     if problems:
-        older, _ = Checkpoints(path.parent, config.checkpoint).newest_whole(digests, step_of(path))
+        older, _ = CheckpointStore(path.parent, config.checkpoint).newest_whole(digests, step_of(path))
         way = f"; {older.path} is whole" if older is not None else f"; name {_EXAMPLE}, or take auto or never"
         raise ValueError(f"checkpoint.resume = {path}: " + "; ".join(problems) + way)
-    return Saved(_read(Saved(0, path), "step", int), path)
+    return SavedCheckpoint(_read(SavedCheckpoint(0, path), "step", int), path)
 
 
 def _checked(found: Resumed, config: Config) -> Resumed:
@@ -111,7 +111,7 @@ def _checked(found: Resumed, config: Config) -> Resumed:
     return found
 
 
-def _read(saved: Saved, name: str, kind: type) -> Any:
+def _read(saved: SavedCheckpoint, name: str, kind: type) -> Any:
     """A part of its state. Raises ValueError that names the file."""
     found = saved.state().get(name)
     if not isinstance(found, kind):
@@ -130,7 +130,7 @@ def _shared(run_dir: Path, world: World) -> Digests:
             nonlocal read
             read += size
             if read % (16 << 20) < size:
-                move(doing=f"proves {directory} whole, {read >> 20} MiB")
+                set_status(doing=f"proves {directory} whole, {read >> 20} MiB")
 
         mine = digests_of(directory, list(names)[world.rank :: world.size], heard)
         return {name: value for part in gather(mine, world.payload) for name, value in part.items()}

@@ -16,7 +16,7 @@ import torch
 
 from spmd_rl.config.config import Config
 from spmd_rl.config.fault_spec import REWARD, Fault, faults
-from spmd_rl.distributed.status import Place, here, listen
+from spmd_rl.distributed.status import RankStatus, current_status, on_status_change
 
 FAULTS = "faults"
 """In a run's directory: what has struck, a file a rank, so that it does not strike again after a restart."""
@@ -25,7 +25,7 @@ _INTEGERS = {torch.float32: torch.int32, torch.bfloat16: torch.int16}
 _FILES = 8
 
 
-class Faults:
+class FaultInjector:
     """Those of one rank that have not struck yet.
 
     Raises ValueError, from `attach`, for a fault in a tensor that this rank has nothing of.
@@ -46,8 +46,8 @@ class Faults:
             elif fault.rank in (None, rank):
                 self._waiting.append(fault)
         self._first_fit: dict[int, float] = {}
-        listen(self.hear)
-        self.hear(here())
+        on_status_change(self.hear)
+        self.hear(current_status())
 
     def attach(self, worker: Any) -> None:
         """What is inside this rank can be broken from now on."""
@@ -59,7 +59,7 @@ class Faults:
                     "name another rank, or none"
                 )
 
-    def hear(self, place: Place) -> None:
+    def hear(self, place: RankStatus) -> None:
         """This rank has come to a place."""
         if place.verb == "stop":
             for fault in self._waiting:
@@ -71,11 +71,11 @@ class Faults:
                     self._strike(fault, place)
             elif fault.after and fault.kind in ("kill", "stop"):  # also while the main thread is deep in a library
                 self._waiting.remove(fault)
-                _later(fault.after, lambda fault=fault: self._strike(fault, here()))
+                _later(fault.after, lambda fault=fault: self._strike(fault, current_status()))
             elif place.since - self._first_fit.setdefault(id(fault), place.since) >= fault.after:
                 self._strike(fault, place)
 
-    def _strike(self, fault: Fault, place: Place) -> None:
+    def _strike(self, fault: Fault, place: RankStatus) -> None:
         if fault in self._waiting:
             self._waiting.remove(fault)
         words, strike = getattr(self, f"_{fault.kind}")(fault)
@@ -89,7 +89,7 @@ class Faults:
         self._say(words, place)
         strike()
 
-    def _say(self, words: str, place: Place | None) -> None:
+    def _say(self, words: str, place: RankStatus | None) -> None:
         where = ""
         if place is not None:
             verb = f" (verb {place.verb})" if place.verb else ""
@@ -144,7 +144,7 @@ class Faults:
         if fault.side == "training":
             parameters = self.worker.trainer.parameters()
             return words, lambda: _flip(parameters[piece.param], piece.at, fault.bit)
-        checksums = self.worker.residency.rolled_out
+        checksums = self.worker.device_switch.rolled_out
         update = checksums.update
 
         def flipped(name: str, tensor: torch.Tensor) -> None:
@@ -209,7 +209,7 @@ class Faults:
         return "makes a token's loss nan", lambda: setattr(trainer, "_run", running)
 
     def _disk_full(self, fault: Fault) -> tuple[str, Callable[[], None]]:
-        state = self.worker.saving._state
+        state = self.worker.saver._state
         begin_save = state.begin_save
 
         def full(directory: Path, *given: Any) -> None:
@@ -222,7 +222,7 @@ class Faults:
         return "finds no space left for what it saves", lambda: setattr(state, "begin_save", full)
 
     def _pieces(self, fault: Fault) -> tuple:
-        shard = self.worker.shard if fault.side == "training" else self.worker.residency.destination
+        shard = self.worker.shard if fault.side == "training" else self.worker.device_switch.destination
         return shard.by_tensor.get(fault.param, ())
 
     @property

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
-from spmd_rl.distributed.status import move
+from spmd_rl.distributed.status import set_status
 from spmd_rl.training.context import of_all_tokens
 from spmd_rl.training.model import PolicyModel
 from spmd_rl.training.packing import Packed
@@ -95,7 +95,7 @@ def _drive(
     def step(packs: Iterator[Packed], layers: torch.nn.Module) -> tuple[torch.Tensor, Any]:
         nonlocal begun
         begun += 1
-        move(doing=f"micro-batch {begun} of {passes}")
+        set_status(doing=f"micro-batch {begun} of {passes}")
         packed = next(packs)
         output = layers(packed.tokens, None, None, packed_seq_params=packed.params)
 
@@ -114,4 +114,4 @@ def _drive(
         micro_batch_size=1,
         forward_only=not backward,
     )
-    move(doing="")
+    set_status(doing="")

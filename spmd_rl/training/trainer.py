@@ -8,7 +8,7 @@ import torch
 from spmd_rl.algorithms.policy_loss import token_loss
 from spmd_rl.config.config import Config
 from spmd_rl.distributed.layout import TrainLayout
-from spmd_rl.distributed.status import at
+from spmd_rl.distributed.status import doing
 from spmd_rl.models.model_shape import ModelShape
 from spmd_rl.training.forward import run_passes
 from spmd_rl.training.megatron_config import transformer_config
@@ -67,9 +67,9 @@ class Trainer:
         config = transformer_config(
             self.shape, self.layout, self.dtype, self.config.parallel.sequence, self.config.train.recompute
         )
-        with at("builds the model"):
+        with doing("builds the model"):
             model = build_model(self.shape, self.layout, config).to(self.device)
-        with at(f"loads weights from {path}"):
+        with doing(f"loads weights from {path}"):
             load(model.weights(), path)
         return model
 
@@ -167,7 +167,7 @@ class Trainer:
             return (weight * loss).sum()
 
         self._run(self.wrapped, self.policy, packs, use, backward=True)
-        with at("optimizer step"):
+        with doing("optimizer step"):
             learned.updated, learned.grad_norm = self.optimizer.step(learning_rate)
         if not learned.updated:
             learned.broken = first_not_finite(

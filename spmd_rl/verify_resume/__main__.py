@@ -41,7 +41,7 @@ class Plan:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Print a verdict; the exit status is 1 where the runs differ, 2 where the user can mend what is wrong."""
+    """Print a verdict; the exit status is 1 where the runs differ, 2 where the user can fix what is wrong."""
     options, words = _parse(sys.argv[1:] if arguments is None else arguments)
     try:
         plan = _plan(options, words)
@@ -238,7 +238,7 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
         description="Whether a run goes on exactly: a few steps undisturbed against the same steps with a rank killed.",
         epilog="All settings of a run can be given too: python -m spmd_rl.grpo --help lists them. Evaluations are left "
         "out; train.steps, checkpoint.*, evaluation.* and run.dir are set here. Exit status: 0 the same, 1 not, 2 "
-        "something to mend first.",
+        "something to fix first.",
         allow_abbrev=False,
         usage="%(prog)s --config FILE [options] [--section.key value ...]",
     )

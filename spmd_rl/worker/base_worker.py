@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from spmd_rl.config.config import Config
-from spmd_rl.data.sampling_params import Sampling
+from spmd_rl.data.sampling_params import SamplingParams
 from spmd_rl.data.sources.prompts import Prompt
-from spmd_rl.distributed.commands import Commands
+from spmd_rl.distributed.commands import ControlChannel
 from spmd_rl.distributed.layout import RolloutLayout
-from spmd_rl.distributed.status import move
+from spmd_rl.distributed.status import set_status
 from spmd_rl.distributed.verb import verb
 from spmd_rl.distributed.world import World
 from spmd_rl.models.model_shape import ModelShape
@@ -19,7 +19,7 @@ from spmd_rl.worker.rollouts import Rollouts
 from spmd_rl.worker.sample_store import SampleStore
 
 
-class Rank:
+class BaseWorker:
     """An engine, samples, and graders where there is something to grade."""
 
     def __init__(
@@ -37,7 +37,7 @@ class Rank:
         self.shape, self.world, self.pool = shape, world, pool
         self.rollout_layout = RolloutLayout.of(config.rollout, world.size)
         self.replica = self.rollout_layout.replica(world.rank)
-        move(doing="starts vLLM")
+        set_status(doing="starts vLLM")
         self.engine = Engine(
             config.model.path,
             shape,
@@ -52,14 +52,14 @@ class Rank:
             platform,
             config.model.trust_remote_code,
         )
-        move(doing="")
+        set_status(doing="")
         self.store = SampleStore()
         self.rollouts = Rollouts(
             self.engine, self.rollout_layout, world.rank, prompts, tokenizer, pool, self.store, config.run.seed
         )
         self.done = False
 
-    def serve(self, commands: Commands) -> None:
+    def serve(self, commands: ControlChannel) -> None:
         """Do what rank 0 tells until it says stop."""
         while not self.done:
             name, arguments = commands.receive()
@@ -69,9 +69,9 @@ class Rank:
         """Do one verb."""
         method = getattr(self, name)
         assert method.is_verb, name
-        move(verb=name)
+        set_status(verb=name)
         answer = method(**arguments)
-        move(verb="")
+        set_status(verb="")
         return answer
 
     def close(self) -> None:
@@ -84,7 +84,7 @@ class Rank:
     def generate(
         self, split: str, rows: Sequence[int], step: int, samples_per_prompt: int, sampling: dict[str, Any]
     ) -> dict[str, Any]:
-        return self.rollouts.generate(split, rows, step, samples_per_prompt, Sampling(**sampling))
+        return self.rollouts.generate(split, rows, step, samples_per_prompt, SamplingParams(**sampling))
 
     @verb
     def rewards(self) -> dict[str, Any]:

@@ -18,7 +18,7 @@ TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}
 
 
 @dataclass
-class Canary:
+class ConsistencyCheck:
     """The canary of one rank: every replica generates it, every data-parallel rank scores what all replicas made."""
 
     trainer: Trainer

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from spmd_rl.distributed.layout import RolloutLayout, TrainLayout
-from spmd_rl.distributed.status import at
+from spmd_rl.distributed.status import doing
 from spmd_rl.distributed.world import World
 from spmd_rl.rollout.engine import Engine
 from spmd_rl.training.trainer import Trainer
@@ -12,11 +12,11 @@ from spmd_rl.weights.families import megatron_shard, vllm_shard
 from spmd_rl.weights.transfer.boxes import common_boxes
 from spmd_rl.weights.transfer.checksum import Checksums, verify
 from spmd_rl.weights.transfer.transfer_plan import bucket_of_bytes, plan
-from spmd_rl.weights.transfer.weight_transfer import Mover, Traffic
+from spmd_rl.weights.transfer.weight_transfer import Traffic, WeightTransfer
 
 
 @dataclass
-class Residency:
+class DeviceSwitch:
     """The switch of one rank."""
 
     trainer: Trainer
@@ -32,7 +32,7 @@ class Residency:
         sources = [megatron_shard(shape, self.train_layout, other) for other in ranks]
         destinations = [vllm_shard(shape, self.rollout_layout, other) for other in ranks]
         bucket = bucket_of_bytes(self.bucket_bytes, self.trainer.dtype.itemsize)
-        self.mover = Mover(
+        self.mover = WeightTransfer(
             plan(sources, destinations, rank, self.world.ranks_per_node, bucket),
             sources[rank],
             control=self.world.payload,
@@ -64,7 +64,7 @@ class Residency:
             self.engine.written(name)
 
         traffic = self.mover.run(policy, engine, written)
-        with at("compares checksums"):
+        with doing("compares checksums"):
             self.trained.update_all(policy)
             verify([self.trained, self.rolled_out], self.world.size, self.world.payload)
         self.engine.weights_written()

@@ -11,7 +11,7 @@ from spmd_rl.config.check_reward_models import read_reward_shape
 from spmd_rl.config.config import Config
 from spmd_rl.data.reward_model_reading import Reader
 from spmd_rl.distributed.exchange import exchange
-from spmd_rl.distributed.status import at
+from spmd_rl.distributed.status import doing
 from spmd_rl.distributed.world import World
 from spmd_rl.training.reward_model import RewardModel, scored_sample
 from spmd_rl.training.trainer import Trainer
@@ -20,7 +20,7 @@ from spmd_rl.weights.files.hf_reader import load_shard
 from spmd_rl.worker.sample_store import SampleStore, read_from_wire, read_to_wire
 
 
-class Judge:
+class RewardModelScorer:
     """Reads on the ranks that made the samples, scores on the ranks of the training layout."""
 
     def __init__(self, config: Config, name: str, reader: Reader, trainer: Trainer, world: World):
@@ -79,7 +79,7 @@ class Judge:
             read_to_wire(one for one in mine if routes[one[0]] == layout.coords(rank).data)
             for rank in range(self.world.size)
         ]
-        with at("exchanges samples"):
+        with doing("exchanges samples"):
             incoming, sent = exchange(outgoing, self.world.payload)
         held = {
             sample: scored_sample(sample, tokens, shared)

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from spmd_rl.data.samples import conversation, samples_file, write_samples
-from spmd_rl.data.sampling_params import Sampling
+from spmd_rl.data.sampling_params import SamplingParams
 from spmd_rl.data.seeds import sample_seed
 from spmd_rl.data.sources.prompts import Prompt
-from spmd_rl.data.tickets import UNJUDGED, Scored, Ticket
+from spmd_rl.data.tickets import UNJUDGED, SampleReward, Ticket
 from spmd_rl.data.tokens import decode
 from spmd_rl.distributed.layout import RolloutLayout
 from spmd_rl.rewards.grade import RewardSample
@@ -43,7 +43,7 @@ class Rollouts:
         """Hears how many of this rank's samples are made."""
 
     def generate(
-        self, split: str, rows: Sequence[int], step: int, samples_per_prompt: int, sampling: Sampling
+        self, split: str, rows: Sequence[int], step: int, samples_per_prompt: int, sampling: SamplingParams
     ) -> dict[str, Any]:
         """Samples of this rank's share of the prompts; each goes to the graders as it ends."""
         # A row beyond the last one is the same prompt in a later epoch; its seeds are its own.
@@ -165,7 +165,7 @@ class Rollouts:
     def _conversation(self, sample: int, step: int) -> dict[str, Any]:
         made, prompt = self.store.made[sample], self.store.prompts[sample]
         return conversation(
-            self.store.scored.get(sample) or Scored(sample, 0.0, UNJUDGED, {}),
+            self.store.scored.get(sample) or SampleReward(sample, 0.0, UNJUDGED, {}),
             step=step,
             index=prompt.index,
             question=prompt.text,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from spmd_rl.data.sources.prompts import Prompt
-from spmd_rl.data.tickets import Scored
+from spmd_rl.data.tickets import SampleReward
 from spmd_rl.rollout.requests import Completion
 
 if TYPE_CHECKING:  # what only generates keeps samples too, and needs nothing of training
@@ -22,7 +22,7 @@ class SampleStore:
         self.made: dict[int, Completion] = {}
         self.texts: dict[int, str] = {}
         self.prompts: dict[int, Prompt] = {}
-        self.scored: dict[int, Scored] = {}
+        self.scored: dict[int, SampleReward] = {}
         self.training: dict[int, TrainSample] = {}
         self.read: dict[int, tuple[int, torch.Tensor]] = {}
         """Sample -> its tokens as a reward model reads them [L], after so many that its prompt's samples share."""

@@ -6,16 +6,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from spmd_rl.data.sampling_params import Sampling
-from spmd_rl.distributed.status import at
+from spmd_rl.data.sampling_params import SamplingParams
+from spmd_rl.distributed.status import doing
 from spmd_rl.distributed.verb import verb
 from spmd_rl.rollout.requests import Request
 from spmd_rl.weights.families import vllm_shard
 from spmd_rl.weights.files.engine_load import fill_engine, open_source
-from spmd_rl.worker.base_worker import Rank
+from spmd_rl.worker.base_worker import BaseWorker
 
 
-class Server(Rank):
+class ServeWorker(BaseWorker):
     """One rank. Nothing is trained, nothing of Megatron runs."""
 
     def __init__(self, *arguments: Any):
@@ -29,7 +29,7 @@ class Server(Rank):
         # The old weights and what the cache holds of them go first: there is never room for two.
         self.engine.sleep()
         self.engine.wake_weights()
-        with at(f"loads weights from {model}"):
+        with doing(f"loads weights from {model}"):
             fill_engine(open_source(model, self.shape), self.shard, self.engine.writer(), self.engine.written)
         self.engine.weights_written()
         self.engine.wake_cache()
@@ -44,4 +44,4 @@ class Server(Rank):
                 dist.broadcast(ends, src=0, group=self.world.payload)
             return bool(ends)
 
-        return self.engine.stream(Request(0, tuple(prompt), seed), Sampling(**sampling), heard)
+        return self.engine.stream(Request(0, tuple(prompt), seed), SamplingParams(**sampling), heard)

@@ -13,9 +13,9 @@ import torch
 
 from spmd_rl.data.digests import digests_of
 from spmd_rl.distributed.gather import gather
-from spmd_rl.distributed.status import at, move
+from spmd_rl.distributed.status import doing, set_status
 from spmd_rl.distributed.world import World
-from spmd_rl.health.preemption import listen
+from spmd_rl.health.preemption import preemption_event
 from spmd_rl.training.checkpoint import TrainingState
 from spmd_rl.training.trainer import Trainer
 from spmd_rl.weights.files.checkpoint_sources import CheckpointSource, fill_shard
@@ -26,7 +26,7 @@ WEIGHTS = "training"
 _LOOK_SECONDS = 0.1
 
 
-class Saving:
+class ShardSaver:
     """A rank's side of the checkpoints. All ranks call the same methods in the same order, but `digests`."""
 
     def __init__(self, trainer: Trainer, shard: Shard, world: World) -> None:
@@ -36,7 +36,7 @@ class Saving:
         self._failed: str | None = None
         """Why what was begun can't be written."""
         self._writing: Path | None = None
-        self._asked = listen()
+        self._asked = preemption_event()
 
     def bytes(self) -> int:
         """What this rank will write, about."""
@@ -63,7 +63,7 @@ class Saving:
             self._writing = directory / WEIGHTS
             # They are made anew in the next step. A fork that had them would keep them in memory until it has written.
             self._trainer.gradients.release()
-            with at("copies its state for a checkpoint"):
+            with doing("copies its state for a checkpoint"):
                 self._state.begin_save(directory / WEIGHTS, self._broken if on_host else str)
 
     def _broken(self) -> str:
@@ -89,11 +89,11 @@ class Saving:
     def _wait(self) -> bool:
         """Until all ranks have written; a disk that takes bytes is slow, and no hang. The ranks agree on every turn."""
         size = -1
-        with at("checkpoint: waits for the disk"):
+        with doing("checkpoint: waits for the disk"):
             while not self._state.finish_save():
                 if (now := self._written_bytes()) != size:
                     size = now
-                    move(doing=f"checkpoint: {size / 2**20:.1f} MiB are on disk")
+                    set_status(doing=f"checkpoint: {size / 2**20:.1f} MiB are on disk")
                 time.sleep(_LOOK_SECONDS)
         return True
 
@@ -113,7 +113,7 @@ class Saving:
             self._hashing = _Hashing(directory, names)
         hashing = self._hashing
         if wait:
-            with at("reads its files of the checkpoint again"):
+            with doing("reads its files of the checkpoint again"):
                 hashing.wait()
         return None if hashing.is_alive() else hashing.found
 
@@ -156,7 +156,7 @@ class _Hashing(threading.Thread):
             self.join(_LOOK_SECONDS)
             if self._bytes != said:
                 said = self._bytes
-                move(doing=f"has read {said / 2**20:.1f} MiB of the checkpoint again")
+                set_status(doing=f"has read {said / 2**20:.1f} MiB of the checkpoint again")
 
 
 def _rank_file(rank: int | None) -> str:

@@ -11,10 +11,10 @@ import torch
 from spmd_rl.config.config import Config
 from spmd_rl.data.reward_model_reading import Reader
 from spmd_rl.data.sources.prompts import Prompt
-from spmd_rl.data.tickets import Scored
+from spmd_rl.data.tickets import SampleReward
 from spmd_rl.distributed.exchange import exchange
 from spmd_rl.distributed.layout import TrainLayout
-from spmd_rl.distributed.status import at, move
+from spmd_rl.distributed.status import doing, set_status
 from spmd_rl.distributed.verb import verb
 from spmd_rl.distributed.world import World
 from spmd_rl.models.model_shape import ModelShape
@@ -26,16 +26,16 @@ from spmd_rl.training.trainer import Trainer
 from spmd_rl.weights.families import megatron_shard
 from spmd_rl.weights.files.export import export_hf
 from spmd_rl.weights.files.hf_reader import load_shard
-from spmd_rl.worker.base_worker import Rank
-from spmd_rl.worker.consistency_check import TOLERANCE, Canary
-from spmd_rl.worker.device_switch import Residency
-from spmd_rl.worker.process_memory import Footprints
-from spmd_rl.worker.reward_model_scorer import Judge
+from spmd_rl.worker.base_worker import BaseWorker
+from spmd_rl.worker.consistency_check import TOLERANCE, ConsistencyCheck
+from spmd_rl.worker.device_switch import DeviceSwitch
+from spmd_rl.worker.process_usage import ProcessUsageMeter
+from spmd_rl.worker.reward_model_scorer import RewardModelScorer
 from spmd_rl.worker.sample_store import from_wire, to_wire
-from spmd_rl.worker.shard_saver import Saving
+from spmd_rl.worker.shard_saver import ShardSaver
 
 
-class Worker(Rank):
+class TrainWorker(BaseWorker):
     """One rank: its shard of the policy, its engine, its graders and its samples."""
 
     def __init__(
@@ -50,22 +50,23 @@ class Worker(Rank):
         readers: Mapping[str, Reader] | None = None,
     ):
         self.config, self.shape, self.platform = config, shape, platform
-        self.footprints = Footprints()
+        self.footprints = ProcessUsageMeter()
         self.train_layout = TrainLayout.of(config.parallel, world.size)
         self.place = start_parallel(self.train_layout, config.run.seed)
         device = torch.device(platform.device_type, *([world.local_rank] if platform.device_type != "cpu" else []))
         self.shard = megatron_shard(shape, self.train_layout, world.rank)
         self.trainer = Trainer(config, shape, self.train_layout, self.place, device, self._load)
-        self.judges = {
-            name: Judge(config, name, reader, self.trainer, world) for name, reader in (readers or {}).items()
+        self.reward_models = {
+            name: RewardModelScorer(config, name, reader, self.trainer, world)
+            for name, reader in (readers or {}).items()
         }
         # The trainer was there first: what vLLM finds free is left to it.
         longest = config.data.max_prompt_length + config.longest_response
         super().__init__(config, shape, platform, world, longest, prompts, tokenizer, pool)
         self.engine.sleep()
-        move(doing="plans the refresh")
+        set_status(doing="plans the refresh")
         bucket = config.rollout.refresh_bucket_mib
-        self.residency = Residency(
+        self.device_switch = DeviceSwitch(
             self.trainer,
             self.engine,
             world,
@@ -74,7 +75,7 @@ class Worker(Rank):
             int(bucket * 2**20) if bucket else platform.bucket_bytes,
             platform.give_back_memory,
         )
-        self.canary = Canary(
+        self.consistency = ConsistencyCheck(
             self.trainer,
             self.engine,
             world,
@@ -83,8 +84,8 @@ class Worker(Rank):
             config.rollout.canary_tolerance or TOLERANCE[config.model.dtype],
             platform.shares_prompts,
         )
-        self.saving = Saving(self.trainer, self.shard, world)
-        move(doing="")
+        self.saver = ShardSaver(self.trainer, self.shard, world)
+        set_status(doing="")
         self.packs: list[list[Packed]] = []
         self.peaks = {"start": platform.peak_memory_bytes()}
 
@@ -100,15 +101,15 @@ class Worker(Rank):
 
     @verb
     def to_rollout(self, canary: bool) -> dict[str, int]:
-        traffic = self.residency.to_rollout()
+        traffic = self.device_switch.to_rollout()
         if canary:
-            self.canary.generate(self.config.rollout.max_response_length)
+            self.consistency.generate(self.config.rollout.max_response_length)
         return {"network_bytes": traffic.network_bytes, "local_bytes": traffic.local_bytes}
 
     @verb
     def to_training(self) -> float | None:
-        self.residency.to_training()
-        return self.canary.compare()
+        self.device_switch.to_training()
+        return self.consistency.compare()
 
     @verb
     def exchange(self, minibatches: list[list[list[list[list[int]]]]], share_prompts: bool) -> dict[str, int]:
@@ -125,7 +126,7 @@ class Worker(Rank):
             to_wire(made for made in mine if routes[made.id] == self.train_layout.coords(rank).data)
             for rank in range(self.world.size)
         ]
-        with at("exchanges samples"):
+        with doing("exchanges samples"):
             incoming, sent = exchange(outgoing, self.world.payload)
         self.store.training = {sample.id: sample for wire in incoming for sample in from_wire(wire)}
         held = self.store.training
@@ -157,11 +158,11 @@ class Worker(Rank):
 
     @verb
     def read(self, model: str) -> list[tuple[int, int, int]]:
-        return self.judges[model].read(self.store)
+        return self.reward_models[model].read(self.store)
 
     @verb
     def judge(self, model: str, microbatches: list[list[list[list[int]]]], share_prompts: bool) -> dict[str, Any]:
-        return self.judges[model].judge(self.store, microbatches, share_prompts)
+        return self.reward_models[model].judge(self.store, microbatches, share_prompts)
 
     @verb
     def learn(
@@ -198,19 +199,19 @@ class Worker(Rank):
 
     @verb
     def checkpoint_bytes(self) -> int:
-        return self.saving.bytes()
+        return self.saver.bytes()
 
     @verb
     def begin_checkpoint(self, directory: str) -> None:
-        self.saving.begin(Path(directory))
+        self.saver.begin(Path(directory))
 
     @verb
     def checkpoint_progress(self, wait: bool) -> dict[str, Any]:
-        return self.saving.progress(wait)
+        return self.saver.progress(wait)
 
     @verb
     def checkpoint_digests(self, directory: str, names: Sequence[str], wait: bool) -> dict[str, str] | None:
-        return self.saving.digests(Path(directory), names[self.world.rank :: self.world.size], wait)
+        return self.saver.digests(Path(directory), names[self.world.rank :: self.world.size], wait)
 
     @verb
     def keep_rewards(self, scored: list[dict[str, Any]]) -> None:
@@ -218,7 +219,7 @@ class Worker(Rank):
             sample = one["id"]
             if sample in self.store.made:
                 held = self.store.scored.get(sample)
-                self.store.scored[sample] = Scored(**one | {"extracted": held.extracted if held else None})
+                self.store.scored[sample] = SampleReward(**one | {"extracted": held.extracted if held else None})
 
     @verb
     def costs(self) -> dict[str, dict[str, int]]:

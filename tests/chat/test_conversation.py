@@ -5,12 +5,12 @@ import itertools
 import pytest
 
 from spmd_rl.chat.conversation import HELP, Conversation, Thoughts
-from spmd_rl.data.sampling_params import Sampling
+from spmd_rl.data.sampling_params import SamplingParams
 
 
 @pytest.fixture
 def talk():
-    found = Conversation(Sampling(0.7, 100), seed=1, system="Be brief.")
+    found = Conversation(SamplingParams(0.7, 100), seed=1, system="Be brief.")
     found.answered("one?", "1")
     return found
 
@@ -41,7 +41,7 @@ def test_exit_leaves_and_help_helps(talk):
 
 def test_settings_change_together_and_are_shown(talk):
     said = talk.obey("/set temperature=0 top_p=0.9 max-tokens=7 seed=3")
-    assert talk.sampling == Sampling(0.0, 7, 0.9) and talk.seed == 3
+    assert talk.sampling == SamplingParams(0.0, 7, 0.9) and talk.seed == 3
     assert said == talk.obey("/set") == "(temperature=0, top_p=0.9, top_k=0, min_p=0, max_tokens=7, seed=3)"
 
 

@@ -107,7 +107,7 @@ def test_thinking_is_on_off_or_not_said():
         ("--data.template qwen_r2", "data.template = qwen_r2: there is no such template", "did you mean qwen_r1?"),
         ("--data.template x.jinja", "data.template = x.jinja: there is no such file", ""),
         ("--data.template plain --data.enable_thinking true", "data.enable_thinking = True", "such as qwen3"),
-        ("--data.answer_pattern (", "data.answer_pattern = (: not a regular expression", "mend it"),
+        ("--data.answer_pattern (", "data.answer_pattern = (: not a regular expression", "fix it"),
         ("--data.answer_pattern x", "data.answer_pattern = x: it has no group", "around what is the answer"),
         ("--data.mix arithmetic 0", "data.mix: the weight of arithmetic is 0.0", "above 0"),
         ("--data.mix arithmetic nan", "data.mix: the weight of arithmetic is nan", "above 0"),

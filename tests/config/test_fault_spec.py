@@ -10,7 +10,7 @@ from spmd_rl.config.check import check
 from spmd_rl.config.fault_spec import PHASES, check_parameters, fault_problems, read_fault
 from spmd_rl.config.loading import dump, load_config
 from spmd_rl.config.resume_policy import refused
-from spmd_rl.distributed.status import Place
+from spmd_rl.distributed.status import RankStatus
 from spmd_rl.errors import ConfigError
 
 
@@ -34,21 +34,23 @@ def test_a_fault_says_what_where_and_how(tmp_path):
         *("slow", 1, "rollout", 3),
         *(0.5, 30.0),
     )
-    here = Place(step=3, phase="rollout", verb="generate", doing="bucket 12")
+    here = RankStatus(step=3, phase="rollout", verb="generate", doing="bucket 12")
     assert fault.fits(1, here)
     for rank, place in (
         (0, here),
-        (1, Place(step=2, phase="rollout", verb="generate", doing="bucket 12")),
-        (1, Place(step=3, phase="update", verb="generate", doing="bucket 12")),
-        (1, Place(step=3, phase="rollout", verb="", doing="bucket 12")),
-        (1, Place(step=3, phase="rollout", verb="generate")),
+        (1, RankStatus(step=2, phase="rollout", verb="generate", doing="bucket 12")),
+        (1, RankStatus(step=3, phase="update", verb="generate", doing="bucket 12")),
+        (1, RankStatus(step=3, phase="rollout", verb="", doing="bucket 12")),
+        (1, RankStatus(step=3, phase="rollout", verb="generate")),
     ):
         assert not fault.fits(rank, place)
 
 
 def test_what_is_left_out_is_anywhere():
     fault = read_fault("kill")
-    assert all(fault.fits(rank, place) for rank in (0, 5) for place in (Place(), Place(7, "update", "learn", "x")))
+    assert all(
+        fault.fits(rank, place) for rank in (0, 5) for place in (RankStatus(), RankStatus(7, "update", "learn", "x"))
+    )
     assert read_fault("nan:rank=1").phase == "update"
     assert (read_fault("slow:reward,seconds=1").phase, read_fault("disk_full").verb) == ("rollout", "begin_checkpoint")
 

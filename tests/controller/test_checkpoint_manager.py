@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from spmd_rl.config.config import CheckpointConfig, Config, ModelConfig, RunConfig, TrainConfig
-from spmd_rl.controller.checkpoint_manager import Keeper, Preempted
+from spmd_rl.controller.checkpoint_manager import CheckpointManager, Preempted
 from spmd_rl.data.digests import digests_of
 from spmd_rl.runlog import checkpoint_store as checkpoints
 from spmd_rl.runlog.run_log import RunLog
@@ -56,7 +56,7 @@ def disk(tmp_path):
 
 @pytest.fixture
 def kept(disk, tmp_path, monkeypatch):
-    """on_failure -> a keeper whose run directory is elsewhere and its checkpoints on the small disk, and its ranks."""
+    """on_failure -> a manager whose run directory is elsewhere and its checkpoints on the small disk, and its ranks."""
     monkeypatch.setattr(checkpoints, "_SPARE_BYTES", 0)
     logs = contextlib.ExitStack()
 
@@ -73,7 +73,7 @@ def kept(disk, tmp_path, monkeypatch):
         )
         ranks = OneRank()
         log = logs.enter_context(contextlib.closing(RunLog(config, run_dir, 1)))
-        return Keeper(config, ranks, log), ranks, run_dir / "run.log"
+        return CheckpointManager(config, ranks, log), ranks, run_dir / "run.log"
 
     with logs:
         yield make
@@ -99,78 +99,78 @@ def steps(disk):
     ids=["before", "part", "state", "files"],
 )
 def test_a_full_disk_costs_one_checkpoint_and_nothing_else(disk, kept, left, loop, words):
-    keeper, ranks, log = kept()
-    keeper.after(1, {})
-    keeper.close()
+    manager, ranks, log = kept()
+    manager.maybe_save(1, {})
+    manager.close()
     whole = {path.name: path.read_bytes() for path in (disk / "step_000001").iterdir()}
     pages = -(-len(whole["state.json"]) // 4096) * 4 * KIB
     fill(disk, left + pages if "json" in words else left)
     ranks.expected = ranks.size if "takes about" in words else 0
     free = os.statvfs(disk).f_bavail
-    keeper.after(2, loop)
-    keeper.close()
+    manager.maybe_save(2, loop)
+    manager.close()
     (said,) = [line for line in log.read_text().splitlines() if line.startswith("step 2 ")]
     assert said.startswith("step 2 could not be saved: ") and words in said
     assert said.endswith("; older checkpoints are as they were") or "make room" in said
     assert steps(disk) == ["step_000001"] and os.statvfs(disk).f_bavail == free, "what was written is gone again"
     assert {path.name: path.read_bytes() for path in (disk / "step_000001").iterdir()} == whole
     (disk / "ballast").unlink()
-    keeper.after(3, {})
-    keeper.close()
+    manager.maybe_save(3, {})
+    manager.close()
     assert steps(disk) == ["step_000001", "step_000003"] and (disk / "latest").read_text() == "step_000003\n"
 
 
 def test_who_is_asked_to_end_says_saved_only_of_what_is(disk, kept):
-    keeper, ranks, log = kept()
-    keeper.after(1, {})
-    keeper.close()
+    manager, ranks, log = kept()
+    manager.maybe_save(1, {})
+    manager.close()
     fill(disk, 256 * KIB)
     ranks.expected, ranks.asked = 0, True
     with pytest.raises(RuntimeError, match=r"asked to end by SIGUSR1, and step 2 could not be saved"):
-        keeper.after(2, {})
+        manager.maybe_save(2, {})
     (disk / "ballast").unlink()
     with pytest.raises(Preempted, match="step 3 is saved"):
-        keeper.after(3, {})
+        manager.maybe_save(3, {})
     assert steps(disk) == ["step_000001", "step_000003"]
 
 
 def test_a_best_that_no_step_has_is_said_once_with_the_nearest(disk, kept):
-    keeper, ranks, log = kept(keep_best="grpo/rewards/means")
+    manager, ranks, log = kept(keep_best="grpo/rewards/means")
     for step in (1, 2):
-        with keeper.log.step(step):
-            keeper.log.add("grpo/rewards/mean", 0.5)
-        keeper.after(step, {})
-    keeper.close()
+        with manager.log.step(step):
+            manager.log.add("grpo/rewards/mean", 0.5)
+        manager.maybe_save(step, {})
+    manager.close()
     (said,) = [line for line in log.read_text().splitlines() if "keep_best" in line]
     assert "step 1 has no such value" in said and "did you mean grpo/rewards/mean?" in said
 
 
 def test_the_run_stops_where_it_is_asked_to(disk, kept):
-    keeper, ranks, log = kept("stop")
-    keeper.after(1, {})
-    keeper.close()
+    manager, ranks, log = kept("stop")
+    manager.maybe_save(1, {})
+    manager.close()
     fill(disk, 256 * KIB)
     ranks.expected = 0
-    keeper.after(2, {})
+    manager.maybe_save(2, {})
     with pytest.raises(RuntimeError, match=r"step 2 could not be saved: .*No space left.*on_failure = continue would"):
-        keeper.close()
+        manager.close()
     assert steps(disk) == ["step_000001"]
 
 
 def test_a_rename_that_fails_leaves_the_older_one(disk, kept, monkeypatch):
-    keeper, ranks, log = kept()
-    keeper.after(1, {})
-    keeper.close()
+    manager, ranks, log = kept()
+    manager.maybe_save(1, {})
+    manager.close()
 
     def full(self, target):
         raise OSError(errno.ENOSPC, "No space left on device", str(target))
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "rename", full)
-        keeper.after(2, {})
-        keeper.close()
+        manager.maybe_save(2, {})
+        manager.close()
     assert "step 2 could not be saved: [Errno 28] No space left" in log.read_text()
     assert steps(disk) == ["step_000001"]
-    keeper.after(3, {})
-    keeper.close()
+    manager.maybe_save(3, {})
+    manager.close()
     assert steps(disk) == ["step_000001", "step_000003"]

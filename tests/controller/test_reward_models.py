@@ -9,7 +9,7 @@ import pytest
 from spmd_rl.config.config import Config, ModelConfig, RewardConfig, RewardModelConfig
 from spmd_rl.controller.reward_models import RewardModels
 from spmd_rl.controller.rollout_metrics import judged_correct, sample_metrics
-from spmd_rl.data.tickets import UNJUDGED, Scored, Ticket
+from spmd_rl.data.tickets import UNJUDGED, SampleReward, Ticket
 
 TICKETS = [Ticket(i, i // 2, i % 2, 0, 10 + i // 2, 5 + i, "stop") for i in range(4)]
 
@@ -47,14 +47,14 @@ def asked(settings: Config, scores: dict[str, list[float]], scored=None):
 
 
 def test_without_models_nothing_is_touched():
-    scored = {0: Scored(0, 1.0, "correct", {})}
+    scored = {0: SampleReward(0, 1.0, "correct", {})}
     found, metrics = RewardModels(config({"exact": 1.0}), 2, True).score(None, TICKETS, scored, timed)
     assert found is scored and metrics == {}
 
 
 def test_weighted_scores_are_added_to_the_rules_and_kept_as_they_came():
     settings = config({"exact": 2.0}, a=RewardModelConfig("p", weight=0.5), b=RewardModelConfig("q", weight=0.0))
-    rules = {t.id: Scored(t.id, 2.0, "correct", {"exact": 1.0}) for t in TICKETS}
+    rules = {t.id: SampleReward(t.id, 2.0, "correct", {"exact": 1.0}) for t in TICKETS}
     found, metrics = asked(settings, {"a": [1.0, 2.0, 3.0, 4.0], "b": [7.0] * 4}, rules)
     assert [found[i].reward for i in range(4)] == [2.5, 3.0, 3.5, 4.0]
     assert found[3].scores == {"exact": 1.0, "a": 4.0, "b": 7.0} and found[3].cause == "correct"

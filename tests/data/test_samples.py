@@ -7,9 +7,9 @@ import numpy
 import pytest
 
 from spmd_rl.data.samples import conversation, read_samples, samples_file, write_samples
-from spmd_rl.data.tickets import Scored
+from spmd_rl.data.tickets import SampleReward
 
-SCORED = Scored(3, 1.0, "correct", {"math_answer": 1.0}, "5")
+SCORED = SampleReward(3, 1.0, "correct", {"math_answer": 1.0}, "5")
 
 
 def test_columns_that_json_cannot_spell_are_left_out_and_the_others_stay(tmp_path):
@@ -17,7 +17,7 @@ def test_columns_that_json_cannot_spell_are_left_out_and_the_others_stay(tmp_pat
     line = conversation(SCORED, row, step=1, response="2 + 3 = 5")
     assert line["row"] == {"n": 3, "list": [1, 2], "deep": {"a": [None]}}
     assert line["extracted"] == "5" and line["cause"] == "correct" and line["id"] == 3
-    assert "extracted" not in conversation(Scored(3, 0.0, "wrong", {}), {}, step=1)
+    assert "extracted" not in conversation(SampleReward(3, 0.0, "wrong", {}), {}, step=1)
 
 
 def test_samples_of_all_ranks_come_back_by_step_and_a_line_being_written_waits(tmp_path):

@@ -277,7 +277,7 @@ def test_a_row_that_cannot_be_used_is_refused_by_its_place_or_dropped_with_a_cou
     file.write_bytes(content)
     message = refusal(file)
     assert said in message and str(file) in message
-    assert message.endswith("mend it, or set data.bad_rows to drop")
+    assert message.endswith("fix it, or set data.bad_rows to drop")
     loaded = load(file, bad_rows="drop")
     assert len(loaded.prompts) == 2
     assert loaded.notes[0].startswith(f"data.bad_rows = drop: 1 rows of {file} cannot be used and are left out: ")

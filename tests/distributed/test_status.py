@@ -3,28 +3,28 @@
 import pytest
 
 from spmd_rl.distributed import status as whereabouts
-from spmd_rl.distributed.status import Place, at, here, listen, move
+from spmd_rl.distributed.status import RankStatus, current_status, doing, on_status_change, set_status
 
 
 @pytest.fixture(autouse=True)
 def apart(monkeypatch):
-    monkeypatch.setattr(whereabouts, "_place", Place())
+    monkeypatch.setattr(whereabouts, "_place", RankStatus())
     monkeypatch.setattr(whereabouts, "_listeners", [])
 
 
 def test_a_part_of_a_verb_ends_with_its_block_also_when_it_fails():
-    move(step=3, phase="rollout", verb="generate")
-    with pytest.raises(KeyError), at("request 7"):
-        assert (here().step, here().verb, here().doing) == (3, "generate", "request 7")
+    set_status(step=3, phase="rollout", verb="generate")
+    with pytest.raises(KeyError), doing("request 7"):
+        assert (current_status().step, current_status().verb, current_status().doing) == (3, "generate", "request 7")
         raise KeyError
-    assert here().doing == ""
+    assert current_status().doing == ""
 
 
 def test_listeners_hear_every_move_and_may_end_it():
     heard = []
-    listen(heard.append)
-    move(phase="update")
-    with at("microbatch 0"):
+    on_status_change(heard.append)
+    set_status(phase="update")
+    with doing("microbatch 0"):
         pass
     assert [(place.phase, place.doing) for place in heard] == [
         ("update", ""),
@@ -34,8 +34,8 @@ def test_listeners_hear_every_move_and_may_end_it():
     assert heard[1].since >= heard[0].since
 
     def stop(place):
-        raise RuntimeError("here")
+        raise RuntimeError("current_status")
 
-    listen(stop)
-    with pytest.raises(RuntimeError, match="here"):
-        move(step=1)
+    on_status_change(stop)
+    with pytest.raises(RuntimeError, match="current_status"):
+        set_status(step=1)

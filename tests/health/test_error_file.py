@@ -6,12 +6,12 @@ import signal
 import subprocess
 import sys
 
-from spmd_rl.health.error_file import ERROR_FILE, LastWords
+from spmd_rl.health.error_file import ERROR_FILE, ErrorFileHandler
 
 ENDS = """
 import sys
 from pathlib import Path
-from spmd_rl.health.error_file import LastWords
+from spmd_rl.health.error_file import ErrorFileHandler
 
 write = Path.write_text
 def interrupted(self, text, **options):
@@ -24,7 +24,7 @@ Path.write_text = interrupted
 try:
     raise ValueError("why")
 except ValueError as error:
-    LastWords().record_exception(error)
+    ErrorFileHandler().record_exception(error)
 """
 
 
@@ -34,7 +34,7 @@ def test_an_error_is_there_with_its_stack(tmp_path, monkeypatch):
         try:
             raise ValueError(text)
         except ValueError as error:
-            LastWords().record_exception(error)
+            ErrorFileHandler().record_exception(error)
         said = json.loads((tmp_path / "error.json").read_text())["message"]
         assert said["message"] == f"ValueError: {text}" and "test_last_words.py" in said["extraInfo"]["py_callstack"]
     assert [path.name for path in tmp_path.iterdir()] == ["error.json"]
@@ -50,5 +50,5 @@ def test_a_rank_that_is_killed_while_it_writes_leaves_no_half_file(tmp_path):
 def test_without_torchrun_nothing_is_written(tmp_path, monkeypatch):
     monkeypatch.delenv(ERROR_FILE, raising=False)
     monkeypatch.chdir(tmp_path)
-    LastWords().record_exception(ValueError("why"))
+    ErrorFileHandler().record_exception(ValueError("why"))
     assert not list(tmp_path.iterdir())

@@ -5,8 +5,8 @@ import pytest
 from spmd_rl.config.config import HangConfig
 from spmd_rl.distributed.rank_names import ranks_named
 from spmd_rl.distributed.status import IDLE, WAITS
-from spmd_rl.health.hang_detector import Clock
-from spmd_rl.health.heartbeat import Beat
+from spmd_rl.health.hang_detector import HangDetector
+from spmd_rl.health.heartbeat import Heartbeat
 
 CONFIG = HangConfig(minimum_seconds=10, factor=4, first_seconds=100, silent_seconds=30)
 
@@ -16,11 +16,11 @@ class Run:
 
     def __init__(self, ranks: int = 3, config: HangConfig = CONFIG, least: float = 0.0):
         self.now = 1000.0
-        self.clock = Clock(config, self.now, least)
+        self.clock = HangDetector(config, self.now, least)
         self.places = {rank: {"since": self.now} for rank in range(ranks)}
         self.silent: set[int] = set()
         self.numbers = dict.fromkeys(range(ranks), 0)
-        self.last: dict[int, Beat] = {}
+        self.last: dict[int, Heartbeat] = {}
 
     def move(self, *ranks: int, **place: object) -> None:
         for rank in ranks or self.places:
@@ -34,7 +34,7 @@ class Run:
             for rank in self.places.keys() - self.silent:
                 self.numbers[rank] += 1
                 place = self.places[rank]
-                self.last[rank] = Beat(rank, self.numbers[rank], seconds=self.now - place["since"], **place)
+                self.last[rank] = Heartbeat(rank, self.numbers[rank], seconds=self.now - place["since"], **place)
             self.clock.look(self.now, self.last.values())
             if found := self.clock.expired(self.now):
                 return found, second

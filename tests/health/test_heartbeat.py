@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from spmd_rl.distributed import status as whereabouts
-from spmd_rl.distributed.status import Place, move
+from spmd_rl.distributed.status import RankStatus, set_status
 from spmd_rl.health import procfs as processes
-from spmd_rl.health.heartbeat import Beat, Legacy, Pulse, waits_in
+from spmd_rl.health.heartbeat import Heartbeat, HeartbeatSource, PostMortem, waits_in
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -33,13 +33,13 @@ sleeps_here()
 
 @pytest.fixture(autouse=True)
 def apart(monkeypatch):
-    monkeypatch.setattr(whereabouts, "_place", Place())
+    monkeypatch.setattr(whereabouts, "_place", RankStatus())
     monkeypatch.setattr(whereabouts, "_listeners", [])
 
 
 def test_a_beat_has_the_place_its_seconds_and_the_stack():
-    pulse = Pulse(5)
-    move(step=2, phase="rollout", verb="generate", doing="request 17")
+    pulse = HeartbeatSource(5)
+    set_status(step=2, phase="rollout", verb="generate", doing="request 17")
     first, second = pulse.beat(), pulse.beat()
     assert (second.rank, second.step, second.phase, second.verb, second.doing) == (
         *(5, 2, "rollout", "generate"),
@@ -49,7 +49,7 @@ def test_a_beat_has_the_place_its_seconds_and_the_stack():
     assert 0 <= first.seconds <= second.seconds < 5
     assert (second.process, second.machine) == (os.getpid(), processes.machine())
     assert any("test_a_beat_has_the_place" in line for line in second.stack)
-    move()
+    set_status()
     assert pulse.beat().since > second.since
 
 
@@ -79,7 +79,7 @@ def test_others_read_where_a_stopped_process_is_and_its_stacks_once_it_runs():
         [sys.executable, "-c", OTHER], stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)}
     ) as other:
         try:
-            beat = msgspec.json.decode(other.stdout.readline(), type=Beat)
+            beat = msgspec.json.decode(other.stdout.readline(), type=Heartbeat)
             assert (beat.step, beat.phase) == (0, "start")
             assert other.stdout.readline() == "there\n"
             while processes.state(beat.process, beat.begun) != "S":  # on its way to sleep
@@ -87,17 +87,17 @@ def test_others_read_where_a_stopped_process_is_and_its_stacks_once_it_runs():
             os.kill(beat.process, signal.SIGSTOP)
             while processes.state(beat.process, beat.begun) not in processes.STOPPED:
                 time.sleep(0.01)
-            found = Legacy.place_of(beat)
+            found = PostMortem.place_of(beat)
             assert (found.step, found.phase, found.doing) == (4, "update", "micro-batch 2 of 3 é")
             assert found.rank == 3 and found.stack == [], "its last words are of another place"
             os.kill(beat.process, signal.SIGCONT)
-            assert "sleeps_here" in Legacy(signal.SIGUSR2).stacks_of(beat)
+            assert "sleeps_here" in PostMortem(signal.SIGUSR2).stacks_of(beat)
             processes.end_with_descendants(beat.process, beat.begun + 1)
             assert other.poll() is None, "another process of that number is left alone"
             processes.end_with_descendants(beat.process, beat.begun)
             assert other.wait(10) == -signal.SIGKILL
             assert processes.state(beat.process, beat.begun) == processes.GONE
-            assert Legacy.place_of(beat) == beat
+            assert PostMortem.place_of(beat) == beat
         finally:
             other.kill()
 

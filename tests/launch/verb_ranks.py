@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from spmd_rl.distributed import world as worlds
-from spmd_rl.distributed.commands import Commands
+from spmd_rl.distributed.commands import ControlChannel
 from spmd_rl.platforms.platform import current
 from spmd_rl.weights.transfer.peer_memory import PeerMemory
 
@@ -23,7 +23,7 @@ def main(go: Path) -> None:
     print(
         f"sum {total.item():g} of {world.size} ranks, {world.ranks_per_node} a node, reads peers: {reads}", flush=True
     )
-    commands = Commands(world, 4.0)
+    commands = ControlChannel(world, 4.0)
     if world.rank:
         while True:
             commands.receive()

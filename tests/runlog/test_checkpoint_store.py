@@ -12,7 +12,7 @@ import pytest
 
 from spmd_rl.config.config import CheckpointConfig
 from spmd_rl.data.digests import digests_of
-from spmd_rl.runlog.checkpoint_store import FILES, LATEST, STATE, Checkpoints
+from spmd_rl.runlog.checkpoint_store import FILES, LATEST, STATE, CheckpointStore
 
 
 def save(checkpoints, step, **metrics):
@@ -27,7 +27,7 @@ def steps(checkpoints):
 
 
 def test_the_newest_is_found_with_its_state(tmp_path):
-    checkpoints = Checkpoints(tmp_path / "checkpoints", CheckpointConfig(keep_last=3))
+    checkpoints = CheckpointStore(tmp_path / "checkpoints", CheckpointConfig(keep_last=3))
     assert checkpoints.newest_whole(digests_of) == (None, [])
     for step in (1, 2, 10):
         save(checkpoints, step, reward=step / 2)
@@ -37,7 +37,7 @@ def test_the_newest_is_found_with_its_state(tmp_path):
 
 
 def test_an_unfinished_one_is_never_found_and_goes_with_the_next(tmp_path):
-    checkpoints = Checkpoints(tmp_path, CheckpointConfig())
+    checkpoints = CheckpointStore(tmp_path, CheckpointConfig())
     save(checkpoints, 1)
     partial = checkpoints.begin(2, 100)
     (partial / "part.bin").write_bytes(b"half")
@@ -49,7 +49,7 @@ def test_an_unfinished_one_is_never_found_and_goes_with_the_next(tmp_path):
 @pytest.mark.parametrize("kept", range(7))
 def test_a_kill_at_any_moment_of_completing_leaves_a_whole_one(tmp_path, monkeypatch, kept):
     """The file system's calls succeed `kept` times, then the process is gone."""
-    checkpoints = Checkpoints(tmp_path, CheckpointConfig(keep_last=1))
+    checkpoints = CheckpointStore(tmp_path, CheckpointConfig(keep_last=1))
     save(checkpoints, 1)
     left = [kept]
 
@@ -69,7 +69,7 @@ def test_a_kill_at_any_moment_of_completing_leaves_a_whole_one(tmp_path, monkeyp
             save(checkpoints, 2)
         except KeyboardInterrupt:
             pass
-    again = Checkpoints(tmp_path, CheckpointConfig(keep_last=1))
+    again = CheckpointStore(tmp_path, CheckpointConfig(keep_last=1))
     found, problems = again.newest_whole(digests_of)
     assert found is not None and problems == [] and found.step in (1, 2)
     save(again, 3)
@@ -77,11 +77,11 @@ def test_a_kill_at_any_moment_of_completing_leaves_a_whole_one(tmp_path, monkeyp
 
 
 def test_what_is_kept_is_the_last_ones_every_nth_and_the_best(tmp_path):
-    checkpoints = Checkpoints(tmp_path, CheckpointConfig(keep_last=2, keep_every=4, keep_best="eval/sums/accuracy"))
+    checkpoints = CheckpointStore(tmp_path, CheckpointConfig(keep_last=2, keep_every=4, keep_best="eval/sums/accuracy"))
     for step in range(1, 11):
         save(checkpoints, step, **{"eval/sums/accuracy": 1.0 if step in (3, 7) else 0.5})
     assert steps(checkpoints) == [3, 4, 8, 9, 10]
-    smallest = Checkpoints(tmp_path / "loss", CheckpointConfig(keep_last=1, keep_best="-loss"))
+    smallest = CheckpointStore(tmp_path / "loss", CheckpointConfig(keep_last=1, keep_best="-loss"))
     for step, loss in ((1, 3.0), (2, 1.0), (3, 2.0)):
         save(smallest, step, loss=loss)
     assert steps(smallest) == [2, 3]
@@ -89,21 +89,21 @@ def test_what_is_kept_is_the_last_ones_every_nth_and_the_best(tmp_path):
 
 @pytest.mark.parametrize("no_number", [math.nan, math.inf, None, "high"])
 def test_what_is_no_number_is_nobodys_best(tmp_path, no_number):
-    checkpoints = Checkpoints(tmp_path, CheckpointConfig(keep_last=1, keep_best="reward"))
+    checkpoints = CheckpointStore(tmp_path, CheckpointConfig(keep_last=1, keep_best="reward"))
     for step, reward in ((1, no_number), (2, 0.9), (3, 0.1), (4, no_number)):
         save(checkpoints, step, reward=reward)
     assert steps(checkpoints) == [2, 4]
 
 
 def test_what_can_not_be_tidied_up_does_not_undo_a_complete_one(tmp_path, monkeypatch):
-    checkpoints = Checkpoints(tmp_path, CheckpointConfig(keep_last=1))
+    checkpoints = CheckpointStore(tmp_path, CheckpointConfig(keep_last=1))
     save(checkpoints, 1)
 
     def full(*_):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Checkpoints, "_point_to", full)
+        patch.setattr(CheckpointStore, "_point_to", full)
         assert save(checkpoints, 2).step == 2
     assert steps(checkpoints) == [2], "older ones went, for the room that is missing"
     assert "step_000002 is complete, but" in checkpoints.untidy and "No space left" in checkpoints.untidy
@@ -123,7 +123,7 @@ HARMS = {
 @pytest.mark.parametrize("harm", HARMS)
 @pytest.mark.parametrize("name", ["weights/part.bin", STATE, FILES])
 def test_a_harmed_one_is_named_and_the_one_before_is_taken(tmp_path, name, harm):
-    checkpoints = Checkpoints(tmp_path, CheckpointConfig(keep_best="reward"))
+    checkpoints = CheckpointStore(tmp_path, CheckpointConfig(keep_best="reward"))
     save(checkpoints, 1, reward=1.0)
     file = save(checkpoints, 2, reward=2.0).path / name
     HARMS[harm](file, file.read_bytes())
@@ -136,7 +136,7 @@ def test_a_harmed_one_is_named_and_the_one_before_is_taken(tmp_path, name, harm)
 
 
 def test_every_flipped_bit_of_the_list_of_files_is_noticed_or_changes_nothing(tmp_path):
-    checkpoints = Checkpoints(tmp_path, CheckpointConfig())
+    checkpoints = CheckpointStore(tmp_path, CheckpointConfig())
     saved = save(checkpoints, 1)
     file = saved.path / FILES
     data = file.read_bytes()
@@ -152,7 +152,7 @@ def test_every_flipped_bit_of_the_list_of_files_is_noticed_or_changes_nothing(tm
 
 
 def test_a_list_that_leads_out_of_the_checkpoint_is_refused(tmp_path):
-    checkpoints = Checkpoints(tmp_path, CheckpointConfig())
+    checkpoints = CheckpointStore(tmp_path, CheckpointConfig())
     partial = checkpoints.begin(1, 0)
     checkpoints.seal(1, {})
     (tmp_path / "other").write_text("of somebody else")
@@ -162,7 +162,7 @@ def test_a_list_that_leads_out_of_the_checkpoint_is_refused(tmp_path):
 
 
 def test_what_may_not_be_read_is_named(passable):
-    checkpoints = Checkpoints(passable, CheckpointConfig())
+    checkpoints = CheckpointStore(passable, CheckpointConfig())
     save(checkpoints, 1)
     newest = save(checkpoints, 2).path
     for closed in (newest / "weights" / "part.bin", newest / "weights", newest):
@@ -198,7 +198,7 @@ def as_nobody():
 
 
 def test_without_room_nothing_is_begun_and_the_older_ones_stay(tmp_path):
-    checkpoints = Checkpoints(tmp_path, CheckpointConfig())
+    checkpoints = CheckpointStore(tmp_path, CheckpointConfig())
     save(checkpoints, 1)
     with pytest.raises(OSError, match=r"a checkpoint takes about .* only .* are free; make room"):
         checkpoints.begin(2, expected_bytes=1 << 60)

@@ -25,7 +25,7 @@ def main() -> None:
     from spmd_rl.training.trainer import Trainer
     from spmd_rl.weights.families import megatron_shard
     from spmd_rl.weights.files.hf_reader import load_shard
-    from spmd_rl.worker.shard_saver import Saving
+    from spmd_rl.worker.shard_saver import ShardSaver
 
     world = worlds.start(platform, 300)
     asked = arguments()
@@ -39,7 +39,7 @@ def main() -> None:
     )
     for inner in trainer.optimizer.distributed:
         inner._init_optimizer_states_with_dummy_values()  # as after a first step
-    saving = Saving(trainer, shard, world)
+    saving = ShardSaver(trainer, shard, world)
     said = []
     rank_files_bytes = 0
 

@@ -15,9 +15,9 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from spmd_rl.config.config import HangConfig
 from spmd_rl.distributed import world as worlds
-from spmd_rl.distributed.commands import Commands
-from spmd_rl.distributed.status import at, move
-from spmd_rl.health.watchdog import Watch, reporting_timeouts
+from spmd_rl.distributed.commands import ControlChannel
+from spmd_rl.distributed.status import doing, set_status
+from spmd_rl.health.watchdog import Watchdog, reporting_timeouts
 from spmd_rl.platforms.platform import current
 from spmd_rl.rewards.grade import RewardSample
 from spmd_rl.rewards.grading.pool import GraderPool
@@ -52,17 +52,17 @@ class Stuck:
 @reporting_timeouts
 def main(asked: dict[str, Any]) -> None:
     world = worlds.start(current("cpu"), 600)
-    watch = Watch(HangConfig(**asked["hang"]), world, Path(asked["directory"]))
+    watch = Watchdog(HangConfig(**asked["hang"]), world, Path(asked["directory"]))
     pool = (
         GraderPool({asked["rule"]: 1.0}, timeout_seconds=600) if world.rank == asked["rank"] and asked["rule"] else None
     )
     stuck = getattr(Stuck(pool), asked["kind"], None)
-    commands = Commands(world, asked.get("control_timeout_seconds", 600))
+    commands = ControlChannel(world, asked.get("control_timeout_seconds", 600))
 
     def update(step: int) -> float:
         total = torch.ones(1)
         for microbatch in range(3):
-            with at(f"micro-batch {microbatch + 1} of 3"):
+            with doing(f"micro-batch {microbatch + 1} of 3"):
                 if step == 2 and microbatch == 1 and world.rank == asked["rank"] and stuck:
                     stuck()
                 dist.all_reduce(total)
@@ -71,9 +71,9 @@ def main(asked: dict[str, Any]) -> None:
         return float(total)
 
     def do(verb: str, arguments: dict[str, Any]) -> Any:
-        move(verb=verb)
+        set_status(verb=verb)
         answer = update(**arguments)
-        move(verb="")
+        set_status(verb="")
         return answer
 
     if world.rank:
@@ -83,11 +83,11 @@ def main(asked: dict[str, Any]) -> None:
             if asked["kind"] == "late" and arguments["step"] == 2:
                 time.sleep(3600)
     for step in range(1, asked["steps"] + 1):
-        move(step=step, phase="update")
+        set_status(step=step, phase="update")
         commands.send("learn", {"step": step})
         commands.collect(do("learn", {"step": step}))
         print(f"step {step}", flush=True)
-        move(phase="between phases")
+        set_status(phase="between phases")
         time.sleep(asked.get("pause", 0.0))
     watch.close()
 

@@ -141,7 +141,7 @@ def go_on(case, trainer, shard, world) -> dict:
 
     from spmd.samples import advantages_of, make_samples, perturb
     from spmd_rl.controller.planner import plan_microbatches
-    from spmd_rl.worker.shard_saver import Saving
+    from spmd_rl.worker.shard_saver import ShardSaver
 
     def step(rate: float) -> dict:
         samples, tickets = make_samples(trainer.shape.vocabulary)
@@ -155,7 +155,7 @@ def go_on(case, trainer, shard, world) -> dict:
         learned = trainer.learn(packs, advantages_of(samples), dict.fromkeys(samples, 1.0 / total), rate)
         return {"sums": learned.sums, "grad_norm": learned.grad_norm}
 
-    saving, directory = Saving(trainer, shard, world), Path(case["checkpoint"])
+    saving, directory = ShardSaver(trainer, shard, world), Path(case["checkpoint"])
     if case["begins"]:
         step(1e-3)
         saving.begin(directory)

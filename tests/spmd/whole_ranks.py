@@ -9,7 +9,7 @@ from spmd.ranks import arguments, end_megatron, ready, report
 
 def refresh_with_one_wrong_element(worker, rank: int, parameter: str, element: int) -> str:
     """What a refresh raises when an element of one rank's engine changes after it was written, here and everywhere."""
-    checksums = worker.residency.rolled_out
+    checksums = worker.device_switch.rolled_out
     update = checksums.update
 
     def changed(name, tensor):
@@ -18,9 +18,9 @@ def refresh_with_one_wrong_element(worker, rank: int, parameter: str, element: i
         update(name, tensor)
 
     checksums.update = changed
-    worker.residency.refreshes = 0  # the next one is checked to the last element
+    worker.device_switch.refreshes = 0  # the next one is checked to the last element
     try:
-        worker.residency.to_rollout()
+        worker.device_switch.to_rollout()
     except RuntimeError as error:
         return str(error)
     return "nothing was noticed"
@@ -53,16 +53,16 @@ def _case(given: dict, world, platform) -> dict:
     from spmd_rl.config.loading import load_config
     from spmd_rl.controller.planner import plan_microbatches
     from spmd_rl.controller.ranks import Ranks
-    from spmd_rl.data.sampling_params import Sampling
-    from spmd_rl.distributed.commands import Commands
+    from spmd_rl.data.sampling_params import SamplingParams
+    from spmd_rl.distributed.commands import ControlChannel
     from spmd_rl.models.model_shape import read_model_shape
     from spmd_rl.program import _read_prompts, start_graders
-    from spmd_rl.worker.train_worker import Worker
+    from spmd_rl.worker.train_worker import TrainWorker
 
     config = load_config(given["config"])
     loaded = _read_prompts(config)
     shape = read_model_shape(config.model.path)
-    worker = Worker(
+    worker = TrainWorker(
         config,
         shape,
         platform,
@@ -71,14 +71,14 @@ def _case(given: dict, world, platform) -> dict:
         loaded.tokenizer,
         start_graders(config, loaded.prompts["train"][0]),
     )
-    commands = Commands(world, 300)
+    commands = ControlChannel(world, 300)
     found: dict = {"rounds": []}
     if world.rank:
         worker.serve(commands)
     else:
         ranks = Ranks(commands, worker)
         rows = list(range(config.train.prompts_per_step))
-        count, sampling = config.algorithm.samples_per_prompt, Sampling.of(config.rollout)
+        count, sampling = config.algorithm.samples_per_prompt, SamplingParams.of(config.rollout)
         for step in range(given["rounds"]):
             one: dict = {}
             one["moved"] = ranks.to_rollout(canary=True)
@@ -116,7 +116,7 @@ def _case(given: dict, world, platform) -> dict:
     if given["flip"]:
         found["flipped"] = refresh_with_one_wrong_element(worker, *given["flip"])
     found["engine"] = {name: list(tensor.shape) for name, tensor in worker.engine.parameters().items()}
-    found["shard"] = {name: list(shape) for name, shape in worker.residency.destination.params.items()}
+    found["shard"] = {name: list(shape) for name, shape in worker.device_switch.destination.params.items()}
     found["weights"] = hashlib.sha256(
         b"".join(tensor.numpy().tobytes() for _, tensor in sorted(worker.trainer.parameters().items()))
     ).hexdigest()

@@ -8,14 +8,14 @@ import torch
 
 from spmd_rl.config.loading import load_config
 from spmd_rl.distributed import status as whereabouts
-from spmd_rl.distributed.status import Place, at, move
-from spmd_rl.testing.fault_injection import Faults, _flip
+from spmd_rl.distributed.status import RankStatus, doing, set_status
+from spmd_rl.testing.fault_injection import FaultInjector, _flip
 
 
 @pytest.fixture(autouse=True)
 def apart(monkeypatch):
     def again():
-        monkeypatch.setattr(whereabouts, "_place", Place())
+        monkeypatch.setattr(whereabouts, "_place", RankStatus())
         monkeypatch.setattr(whereabouts, "_listeners", [])
 
     again()
@@ -24,49 +24,49 @@ def apart(monkeypatch):
 
 
 def arm(run_dir, *faults, rank=1, more=(), restarts=0):
-    return Faults(load_config(["--model.path", "model", *more, "--inject", *faults]), run_dir, rank, restarts)
+    return FaultInjector(load_config(["--model.path", "model", *more, "--inject", *faults]), run_dir, rank, restarts)
 
 
 def test_it_strikes_at_the_first_place_that_fits_and_once(tmp_path, capsys):
     arm(tmp_path, "raise:rank=1,phase=rollout,step=2,error=MemoryError")
-    move(step=1, phase="rollout")
-    move(step=2, phase="update")
+    set_status(step=1, phase="rollout")
+    set_status(step=2, phase="update")
     with pytest.raises(MemoryError, match="injected by raise:rank=1"):
-        move(phase="rollout")
+        set_status(phase="rollout")
     assert "inject: rank 1 raises MemoryError in rollout of step 2, at " in capsys.readouterr().err
-    move(phase="rollout")
+    set_status(phase="rollout")
 
 
 def test_other_ranks_are_spared(tmp_path):
     arm(tmp_path, "raise:rank=1", rank=0)
-    move(phase="rollout")
+    set_status(phase="rollout")
 
 
 def test_text_that_names_no_exception_is_what_the_error_says(tmp_path):
     arm(tmp_path, "raise:phase=update,error=the bus is off")
     with pytest.raises(RuntimeError, match="^the bus is off$"):
-        move(phase="update")
+        set_status(phase="update")
 
 
 def test_what_struck_is_on_disk_before_it_strikes_and_does_not_strike_again(tmp_path, apart, capsys):
     faults = ("raise:phase=update", "raise:phase=rollout", "raise:phase=update")
     arm(tmp_path, *faults)
     with pytest.raises(RuntimeError):
-        move(phase="update")
+        set_status(phase="update")
     [file] = (tmp_path / "faults").iterdir()
     assert file.read_text() == "raise:phase=update\n"
     apart()  # the ranks start again
     arm(tmp_path, *faults)
     assert "raise:phase=update struck rank 1 before" in capsys.readouterr().err
     with pytest.raises(RuntimeError):  # it stands there twice
-        move(phase="update")
-    move(phase="update")
+        set_status(phase="update")
+    set_status(phase="update")
     with pytest.raises(RuntimeError):
-        move(phase="rollout")
+        set_status(phase="rollout")
     apart()
     arm(tmp_path, *faults)
-    move(phase="update")
-    move(phase="rollout")
+    set_status(phase="update")
+    set_status(phase="rollout")
 
 
 def test_a_run_that_begins_anew_suffers_anew_and_one_that_torchrun_restarts_does_not(tmp_path, apart):
@@ -75,10 +75,10 @@ def test_a_run_that_begins_anew_suffers_anew_and_one_that_torchrun_restarts_does
         apart()
         arm(tmp_path, "raise:phase=update", more=never)
         with pytest.raises(RuntimeError):
-            move(phase="update")
+            set_status(phase="update")
     apart()
     arm(tmp_path, "raise:phase=update", more=never, restarts=1)
-    move(phase="update")
+    set_status(phase="update")
 
 
 def test_a_start_is_a_place_too(tmp_path):
@@ -88,27 +88,27 @@ def test_a_start_is_a_place_too(tmp_path):
 
 def test_slowness_is_felt_where_it_was_asked_for(tmp_path):
     arm(tmp_path, "slow:verb=learn,doing=bucket,seconds=0.2")
-    move(verb="learn")
+    set_status(verb="learn")
     started = time.monotonic()
-    with at("bucket 3"):
+    with doing("bucket 3"):
         pass
     assert time.monotonic() - started >= 0.2
 
 
 def test_what_is_to_come_later_comes_later(tmp_path):
     arm(tmp_path, "raise:phase=update,after=0.2")
-    move(phase="update")
-    move(phase="update")
+    set_status(phase="update")
+    set_status(phase="update")
     time.sleep(0.2)
     with pytest.raises(RuntimeError):
-        move(phase="update")
+        set_status(phase="update")
 
 
 def test_a_kill_comes_later_also_while_nothing_moves(tmp_path, monkeypatch):
     killed = []
     monkeypatch.setattr(os, "kill", lambda process, which: killed.append((process, which.name)))
     arm(tmp_path, "kill:phase=update,after=0.05")
-    move(phase="update")
+    set_status(phase="update")
     deadline = time.monotonic() + 10
     while not killed and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -117,7 +117,7 @@ def test_a_kill_comes_later_also_while_nothing_moves(tmp_path, monkeypatch):
 
 def test_what_never_came_to_its_place_is_said_at_the_end(tmp_path, capsys):
     arm(tmp_path, "kill:phase=export", "kill:rank=0")
-    move(verb="stop")
+    set_status(verb="stop")
     assert capsys.readouterr().err == "inject: rank 1 never came to where kill:phase=export would strike\n"
 
 

@@ -13,7 +13,7 @@ from spmd_rl.weights.files.hf_reader import load_shard
 from spmd_rl.weights.transfer.boxes import common_boxes
 from spmd_rl.weights.transfer.checksum import Checksums, verify
 from spmd_rl.weights.transfer.transfer_plan import plan
-from spmd_rl.weights.transfer.weight_transfer import Mover, Traffic
+from spmd_rl.weights.transfer.weight_transfer import Traffic, WeightTransfer
 from tests.weights.models import filled, model_shape, random_weights, save_directory
 
 WORLD = 2
@@ -42,12 +42,12 @@ def refresh(rank, shape, tensors, train, engines):
     boxes = common_boxes([*sources, *destinations])
     for bucket in (40, 1 << 24):
         mine = plan(sources, destinations, rank, bucket_elements=bucket)
-        mover = Mover(mine, sources[rank])
+        mover = WeightTransfer(mine, sources[rank])
         held = {name: torch.zeros(size) for name, size in destinations[rank].params.items()}
         traffic = mover.run(read, held)
         assert traffic == Traffic(4 * mine.received_elements, 4 * mine.local_elements)
         assert all(torch.equal(held[name], expected[name]) for name in expected)
-        near = Mover(mine, sources[rank], sources=sources)
+        near = WeightTransfer(mine, sources[rank], sources=sources)
         again, complete = {name: torch.zeros(size) for name, size in destinations[rank].params.items()}, []
         assert near.run(read, again, complete.append) == traffic
         assert all(torch.equal(again[name], expected[name]) for name in expected)
@@ -79,7 +79,7 @@ def mixed_dtypes(rank, shape):
         return {n: t if "norm" in n else t.bfloat16() for n, t in params.items()}
 
     held = {}
-    mover = Mover(plan(sources, destinations, rank), sources[rank])
+    mover = WeightTransfer(plan(sources, destinations, rank), sources[rank])
     mover.run(cast(filled(sources[rank], values)), lambda name, tensor: held.update({name: tensor.clone()}))
     expected = cast(filled(destinations[rank], values))
     assert all(held[n].dtype == expected[n].dtype and torch.equal(held[n], expected[n]) for n in expected)

@@ -63,7 +63,7 @@ class Encoded:
 
 
 def load_prompts(config: Config, tokenizer: Any, split: str) -> Loaded:
-    """The prompts of "train" or "eval"; ValueError says what is wrong with the source and which knob mends it.
+    """The prompts of "train" or "eval"; ValueError says what is wrong with the source and which knob fixes it.
 
     Without a held-out set "eval" is empty. Rows left out are counted in the notes.
     """

@@ -53,7 +53,7 @@ class Reading:
 def read_questions(
     dataset: DatasetConfig, data: DataConfig, template: Template, seed: int, split: str, limit: int | None
 ) -> tuple[list[Question], Reading]:
-    """The questions of "train" or "eval", and what was left out; ValueError says what is wrong and which knob mends it.
+    """The questions of "train" or "eval", and what was left out; ValueError says what is wrong and which knob fixes it.
 
     limit: how many "eval" needs; only sources that are made on the spot stop there.
     """
@@ -302,7 +302,7 @@ def _without_empty_answers(
     what = f"{len(empty)} of {len(questions)} rows of {reading.source} have an empty {column}"
     if data.empty_answers == "refuse":
         raise ValueError(
-            f"data.empty_answers = refuse: {what} (rows {some(map(str, empty))}); mend them, or set it to drop"
+            f"data.empty_answers = refuse: {what} (rows {some(map(str, empty))}); fix them, or set it to drop"
         )
     if len(empty) == len(questions):
         raise ValueError(f"data.answer_column = {column}: {what}; nothing is left to train on")

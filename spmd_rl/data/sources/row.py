@@ -20,7 +20,7 @@ class BadRows:
     def met(self, what: str, rows: int = 1) -> None:
         """`what`: the file, row and column, and what is wrong there."""
         if self.policy == "refuse":
-            raise ValueError(f"{what}; mend it, or set data.bad_rows to drop")
+            raise ValueError(f"{what}; fix it, or set data.bad_rows to drop")
         self.count += rows
         if len(self.examples) < _EXAMPLES:
             self.examples.append(what)

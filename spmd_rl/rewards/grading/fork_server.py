@@ -21,7 +21,7 @@ _ANSWER_SECONDS = 30.0
 _PACKAGE_ROOT = str(Path(__file__).resolve().parents[3])
 
 
-class Parent:
+class ForkServer:
     """The process that has imported the rules and forks graders."""
 
     def __init__(self, rules: list[str], timeout_seconds: float, memory_mib: int):

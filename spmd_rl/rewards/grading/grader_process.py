@@ -1,8 +1,8 @@
 """Grader processes: read samples, write verdicts, and are killed when a rule takes too long.
 
 Started by fork_server.py as `python -m spmd_rl.rewards.grading.grader_process PARENT_PID DESCRIPTOR`: a parent that
-imports the rules once, and forks a grader whenever it is asked to, so that one that was killed is replaced in milliseconds. It runs no rule
-itself.
+imports the rules once, and forks a grader whenever it is asked to, so that one that was killed is replaced in
+milliseconds. It runs no rule itself.
 Messages are msgpack behind their length (4 bytes, little-endian). To the parent: a Setup, answered by a Ready; then
 REQUESTs, each answered by a REPLY. To a grader: Batches, answered by one Verdict a sample and rule.
 """
@@ -24,7 +24,7 @@ from functools import partial
 import msgspec
 
 from spmd_rl.health.parent_death import die_with
-from spmd_rl.rewards.grade import RewardSample, as_grade
+from spmd_rl.rewards.grade import RewardSample, as_rule_result
 from spmd_rl.rewards.rule_table import is_async, is_batched, resolve
 
 
@@ -52,7 +52,7 @@ class Batch(msgspec.Struct, array_like=True):
     """RewardSamples; one, unless the rule takes several."""
 
 
-class Verdict(msgspec.Struct, array_like=True):
+class GradingResult(msgspec.Struct, array_like=True):
     id: int
     rule: int
     seconds: float
@@ -236,7 +236,7 @@ class _Grader:
             except asyncio.IncompleteReadError:
                 batch = None
 
-    async def _await_verdicts(self, rule: int, batch: Batch) -> list[Verdict]:
+    async def _await_verdicts(self, rule: int, batch: Batch) -> list[GradingResult]:
         called, function = time.perf_counter(), self.rules[rule]
         samples = [self.samples.decode(raw) for raw in batch.samples]
         try:
@@ -248,11 +248,11 @@ class _Grader:
                 alone = [Batch([rule], [id], [raw]) for id, raw in zip(batch.ids, batch.samples, strict=True)]
                 return [verdict for one in alone for verdict in await self._await_verdicts(rule, one)]
             if limit.expired():
-                return [Verdict(batch.ids[0], rule, seconds, cause="timeout")]
+                return [GradingResult(batch.ids[0], rule, seconds, cause="timeout")]
             return [self._crashed(rule, batch.ids[0], seconds)]
         return self._verdicts(rule, batch.ids, values, time.perf_counter() - called)
 
-    def _judged(self, rule: int, id: int, judge: Callable) -> Verdict:
+    def _judged(self, rule: int, id: int, judge: Callable) -> GradingResult:
         started = time.perf_counter()
         try:
             value = judge()
@@ -260,11 +260,11 @@ class _Grader:
             return self._crashed(rule, id, time.perf_counter() - started)
         return self._verdicts(rule, [id], [value], time.perf_counter() - started)[0]
 
-    def _verdicts(self, rule: int, ids: list[int], values: list, seconds: float) -> list[Verdict]:
+    def _verdicts(self, rule: int, ids: list[int], values: list, seconds: float) -> list[GradingResult]:
         name, each = self.setup.rules[rule], seconds / len(ids)
         if len(values) != len(ids):
             return [
-                Verdict(
+                GradingResult(
                     ids[0],
                     rule,
                     seconds,
@@ -275,23 +275,23 @@ class _Grader:
         verdicts = []
         for id, value in zip(ids, values, strict=True):
             try:
-                grade = as_grade(name, value)
+                grade = as_rule_result(name, value)
             except ValueError as error:
-                verdicts.append(Verdict(id, rule, each, unusable=str(error)))
+                verdicts.append(GradingResult(id, rule, each, unusable=str(error)))
             else:
-                verdicts.append(Verdict(id, rule, each, grade.score, grade.cause, grade.extracted))
+                verdicts.append(GradingResult(id, rule, each, grade.score, grade.cause, grade.extracted))
         return verdicts
 
-    def _crashed(self, rule: int, id: int, seconds: float) -> Verdict:
+    def _crashed(self, rule: int, id: int, seconds: float) -> GradingResult:
         """A Verdict on the exception that is being handled."""
         kind, error, _ = sys.exc_info()
         if issubclass(kind, MemoryError):
             error.__traceback__ = None  # it holds what filled the memory
             limit = f"more than reward.memory_mib = {self.setup.memory_mib}" if self.setup.memory_mib else "too much"
-            return Verdict(id, rule, seconds, crash=f"MemoryError: it needs {limit}", last=True)
-        return Verdict(id, rule, seconds, crash=traceback.format_exc())
+            return GradingResult(id, rule, seconds, crash=f"MemoryError: it needs {limit}", last=True)
+        return GradingResult(id, rule, seconds, crash=traceback.format_exc())
 
-    def _write(self, verdict: Verdict) -> None:
+    def _write(self, verdict: GradingResult) -> None:
         view = memoryview(frame(verdict))
         while view:
             view = view[os.write(self.descriptor, view) :]

@@ -1,10 +1,10 @@
 """What stands in place of the grader processes when reward models alone decide."""
 
-from spmd_rl.data.tickets import Scored
+from spmd_rl.data.tickets import SampleReward
 from spmd_rl.rewards.grade import RewardSample
 
 
-class NoRules:
+class NullPool:
     """A grader pool without rules: no sample is graded, so none has a score."""
 
     busy_seconds = 0.0
@@ -13,7 +13,7 @@ class NoRules:
     def submit(self, id: int, sample: RewardSample) -> None:
         pass
 
-    def collect(self, block: bool) -> list[Scored]:
+    def collect(self, block: bool) -> list[SampleReward]:
         return []
 
     def close(self) -> None:

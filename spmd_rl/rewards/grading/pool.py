@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from spmd_rl.data.tickets import Scored
-from spmd_rl.distributed.status import here, move
+from spmd_rl.data.tickets import SampleReward
+from spmd_rl.distributed.status import current_status, set_status
 from spmd_rl.rewards.grade import RewardSample
-from spmd_rl.rewards.grading.fork_server import Parent
-from spmd_rl.rewards.grading.grader_process import Batch, Verdict, frame
+from spmd_rl.rewards.grading.fork_server import ForkServer
+from spmd_rl.rewards.grading.grader_process import Batch, GradingResult, frame
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class _Task:
 
     id: int
     sample: msgspec.Raw
-    verdicts: dict[int, Verdict] = field(default_factory=dict)
+    verdicts: dict[int, GradingResult] = field(default_factory=dict)
     """By rule."""
 
 
@@ -103,7 +103,7 @@ class GraderPool:
 
         self._changed = threading.Condition()  # guards all that both threads touch, down to _closing
         self._submitted: deque[_Task] = deque()
-        self._scored: list[Scored] = []
+        self._scored: list[SampleReward] = []
         self._unscored = 0
         self._busy_seconds = 0.0
         self._failure: Exception | None = None
@@ -112,7 +112,7 @@ class GraderPool:
 
         # These belong to the thread.
         self._selector = selectors.DefaultSelector()
-        self._parent: Parent | None = None
+        self._parent: ForkServer | None = None
         self._lanes: list[_Lane] = []
         self._workers: list[_Worker] = []
         self._spare: tuple[int, socket.socket] | None = None
@@ -143,7 +143,7 @@ class GraderPool:
             self._unscored += 1
         self._wake()
 
-    def collect(self, block: bool) -> list[Scored]:
+    def collect(self, block: bool) -> list[SampleReward]:
         """The samples scored since the last call, in the order they were done; `block` waits for all submitted."""
         if not block and not self._scored and not self._failure:
             return []
@@ -156,15 +156,15 @@ class GraderPool:
 
     def _wait(self) -> None:
         """Until all are scored; says what is waited for when that takes long."""
-        outer = here().doing
+        outer = current_status().doing
         while not self._changed.wait_for(
             lambda: self._unscored == 0 or self._failure or self._closing, _SAYING_SECONDS
         ):
             doing = self._oldest() or "graders are being started"
-            if here().doing != doing:
-                move(doing=doing)
-        if here().doing != outer:
-            move(doing=outer)
+            if current_status().doing != doing:
+                set_status(doing=doing)
+        if current_status().doing != outer:
+            set_status(doing=outer)
 
     def _oldest(self) -> str:
         """The rule and the sample that a grader has been at for longest, and how many samples are not done."""
@@ -254,7 +254,7 @@ class GraderPool:
 
     def _start(self) -> None:
         self._selector.register(self._wake_read, selectors.EVENT_READ, None)
-        self._parent = Parent(self._names, self._timeout_seconds, self._memory_mib)
+        self._parent = ForkServer(self._names, self._timeout_seconds, self._memory_mib)
         ready = self._parent.ready(lambda: self._closing)
         kinds = list(zip(ready.asynchronous, ready.batched, strict=True))
         simple = [rule for rule, kind in enumerate(kinds) if kind == (False, False)]
@@ -342,7 +342,7 @@ class GraderPool:
 
     def _read(self, worker: "_Worker") -> None:
         for message in worker.receive():
-            verdict = msgspec.msgpack.decode(message, type=Verdict)
+            verdict = msgspec.msgpack.decode(message, type=GradingResult)
             self._take(worker, verdict)
             if verdict.last:
                 self._give_up_on(worker)
@@ -350,7 +350,7 @@ class GraderPool:
         if worker.ended:
             self._bury(worker)
 
-    def _take(self, worker: "_Worker", verdict: Verdict) -> None:
+    def _take(self, worker: "_Worker", verdict: GradingResult) -> None:
         name = self._names[verdict.rule]
         if verdict.unusable:
             raise ValueError(verdict.unusable)
@@ -379,7 +379,7 @@ class GraderPool:
             name = self._names[rule]
             self._log_once(name, "end", f"rule {name!r}: its process {ended}; the sample scores 0.0 by it")
             seconds = max(0.0, time.monotonic() - deadline + self._timeout_seconds)
-            self._cut_short(worker.lane, task, Verdict(task.id, rule, seconds, cause="crash"))
+            self._cut_short(worker.lane, task, GradingResult(task.id, rule, seconds, cause="crash"))
 
     def _give_up_on(self, worker: "_Worker") -> None:
         """A process that has said its last word is replaced; what it still had to do goes to another."""
@@ -403,7 +403,9 @@ class GraderPool:
                 continue
             rule = worker.lane.left(tasks[0])[0]
             self._log_timeout(self._names[rule], tasks[0].id)
-            self._cut_short(worker.lane, tasks[0], Verdict(tasks[0].id, rule, self._timeout_seconds, cause="timeout"))
+            self._cut_short(
+                worker.lane, tasks[0], GradingResult(tasks[0].id, rule, self._timeout_seconds, cause="timeout")
+            )
 
     def _log_timeout(self, name: str, sample: int) -> None:
         self._log_once(
@@ -413,7 +415,7 @@ class GraderPool:
             f"on sample {sample} and was killed; the sample scores 0.0 by it",
         )
 
-    def _cut_short(self, lane: _Lane, task: _Task, verdict: Verdict) -> None:
+    def _cut_short(self, lane: _Lane, task: _Task, verdict: GradingResult) -> None:
         """Give up on a task's current rule, whose process is gone; another process goes on with the next rule."""
         task.verdicts[verdict.rule] = verdict
         if lane.left(task):
@@ -429,7 +431,7 @@ class GraderPool:
                 if self._unscored == 0:
                     self._changed.notify_all()
 
-    def _total(self, task: _Task) -> Scored:
+    def _total(self, task: _Task) -> SampleReward:
         verdicts = [task.verdicts[rule] for rule in range(len(self._names))]
         reward = sum(weight * verdict.score for weight, verdict in zip(self._weights, verdicts, strict=True))
         judging = [verdict for verdict in verdicts if verdict.cause is not None]
@@ -438,7 +440,7 @@ class GraderPool:
         cause = judging[0].cause if judging else ("correct" if reward > 0 else "wrong")
         extracted = judging[0].extracted if judging else None
         scores = {name: verdict.score for name, verdict in zip(self._names, verdicts, strict=True)}
-        return Scored(task.id, reward, cause, scores, extracted)
+        return SampleReward(task.id, reward, cause, scores, extracted)
 
     def _log_once(self, rule: str, what: str, text: str) -> None:
         if (rule, what) not in self._logged:

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from spmd_rl.distributed.gather import gather
-from spmd_rl.distributed.status import move
+from spmd_rl.distributed.status import set_status
 from spmd_rl.weights.transfer.boxes import Box, Index, Piece, Shard, contains
 from spmd_rl.weights.transfer.peer_memory import PeerMemory
 from spmd_rl.weights.transfer.transfer_plan import Copy, Message, Part, Plan, Round
@@ -93,7 +93,7 @@ def _dtype(spelling: str) -> torch.dtype:
     return found
 
 
-class Mover:
+class WeightTransfer:
     """Runs one plan, as often as the weights change.
 
     All ranks of the group run it together (group ranks are the plan's ranks). `source`: this rank's source shard.
@@ -157,7 +157,7 @@ class Mover:
         ahead = self._begin(rounds[0], read, dtypes, device) if rounds else None
         for n, step in enumerate(rounds):
             assert ahead is not None
-            move(doing=f"bucket {n + 1} of {len(rounds)}")
+            set_status(doing=f"bucket {n + 1} of {len(rounds)}")
             flight, ahead = ahead, self._begin(rounds[n + 1], read, dtypes, device) if n + 1 < len(rounds) else None
             for copy in step.local:  # while the messages are on their way
                 local_bytes += self._copy(read, target, copy, copy.destination.param in lent)
@@ -178,9 +178,9 @@ class Mover:
             for name in step.complete:
                 written(name)
         if memory is not None:
-            move(doing="the other ranks read this one's memory")
+            set_status(doing="the other ranks read this one's memory")
             memory.release()
-        move(doing="")
+        set_status(doing="")
         return Traffic(network_bytes, local_bytes)
 
     def _begin(self, step: Round, read: Tensors, dtypes: DTypes, device: torch.device) -> "_Flight":

@@ -11,7 +11,7 @@ _SHARED_MEMORY = "/dev/shm/"
 
 
 @dataclass(frozen=True)
-class Footprint:
+class ProcessUsage:
     """One rank now. It grows while a run warms up and stays level after that, or something is not given back."""
 
     resident_bytes: int
@@ -29,14 +29,14 @@ class Footprint:
     run's own where the directory is."""
 
 
-class Footprints:
+class ProcessUsageMeter:
     """Measures this process and those below it; a measurement takes milliseconds."""
 
     def __init__(self) -> None:
         self._temporary = Path(tempfile.gettempdir())
         self._there_before = frozenset(os.listdir(self._temporary))
 
-    def now(self) -> Footprint:
+    def now(self) -> ProcessUsage:
         this = psutil.Process()
         children = this.children(recursive=True)
         held_by_children, shared = 0, shared_memory(this.pid)
@@ -46,7 +46,7 @@ class Footprints:
             except psutil.NoSuchProcess:
                 continue  # it ended a moment ago
             shared |= shared_memory(child.pid)
-        return Footprint(
+        return ProcessUsage(
             resident_bytes=this.memory_info().rss,
             children_bytes=held_by_children,
             open_files=this.num_fds(),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from spmd_rl.worker.process_memory import Footprints, shared_memory
+from spmd_rl.worker.process_usage import ProcessUsageMeter, shared_memory
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def footprints(tmp_path, monkeypatch):
     """Of this process, with a directory for temporary files in which one is already."""
     (tmp_path / "older").touch()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    return Footprints()
+    return ProcessUsageMeter()
 
 
 def test_descriptors_and_temporary_files_count_while_they_are_there(footprints, tmp_path):
