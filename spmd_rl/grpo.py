@@ -16,6 +16,11 @@ from spmd_rl.data.sampling_params import SamplingParams
 from spmd_rl.program import RunContext, main
 from spmd_rl.runlog.run_log import RunLog
 
+NOTHING_EXCHANGED = {"bytes/exchange/network": 0.0, "update/padding_fraction": 0.0, "update/imbalance_fraction": 0.0}
+WHY_NOTHING = (
+    "in each of its groups all rewards are equal (algorithm.drop_uniform_groups = true); the policy stays as it is"
+)
+
 
 def run_grpo(config: Config, ranks: Ranks, story: RunContext, log: RunLog) -> None:
     """Group Relative Policy Optimization, as rank 0 tells it (https://arxiv.org/abs/2402.03300)."""
@@ -53,13 +58,17 @@ def run_grpo(config: Config, ranks: Ranks, story: RunContext, log: RunLog) -> No
                     kept, story.data_parallel, train.minibatches, train.tokens_per_microbatch, story.share_prompts
                 )
             # One all-to-all of tokens, never through rank 0.
-            with timed("exchange"):
-                log.add_all(ranks.exchange(plan))
+            if kept:
+                with timed("exchange"):
+                    log.add_all(ranks.exchange(plan))
+            else:
+                log.add_all(NOTHING_EXCHANGED)
+                log.note(f"step {step + 1}: trains on nothing, since {WHY_NOTHING}")
             # Later mini-batches are off-policy: their ratio needs the policy before the first one.
             if len(plan.minibatches) > 1:
                 with timed("old_log_p"):
                     ranks.score("policy")
-            if algorithm.kl_coefficient > 0:
+            if kept and algorithm.kl_coefficient > 0:
                 with timed("reference_model"):
                     log.add_all(ranks.score("reference"))
             with timed("update"):

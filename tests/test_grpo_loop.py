@@ -1,0 +1,300 @@
+"""GRPO's loop on rank 0, driven with ranks that only write down what they are told."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import pytest
+
+from spmd_rl.config.config import (
+    AlgorithmConfig,
+    CheckpointConfig,
+    Config,
+    EvaluationConfig,
+    ModelConfig,
+    RunConfig,
+    TrainConfig,
+)
+from spmd_rl.data.sources.order import PromptOrder
+from spmd_rl.data.tickets import SampleReward, Ticket
+from spmd_rl.evaluation.benchmark import Benchmark
+from spmd_rl.grpo import run_grpo
+from spmd_rl.program import RunContext
+from spmd_rl.runlog.checkpoint_store import CheckpointStore
+from spmd_rl.runlog.run_log import RunLog
+
+PROMPTS, SAMPLES = 4, 2
+Rewards = Callable[[int, int], float]
+"""(step from 0, sample) -> reward."""
+
+
+def teaching(step: int, sample: int) -> float:
+    return float(sample % SAMPLES)
+
+
+def uniform(step: int, sample: int) -> float:
+    return 0.0
+
+
+@dataclass
+class RecordingRanks:
+    """Stand for the ranks: write each verb down, and answer as simply as possible."""
+
+    reward: Rewards
+    told: list[str] = field(default_factory=list)
+    learned: list[dict] = field(default_factory=list)
+    generated: list[tuple] = field(default_factory=list)
+    consistency: list[bool] = field(default_factory=list)
+
+    @contextmanager
+    def rollout_mode(self, timed=None, canary: bool = False) -> Iterator[dict[str, float]]:
+        self.told.append("to_rollout")
+        self.consistency.append(canary)
+        moved = {"bytes/reshard_to_infer/network": 0.0}
+        yield moved
+        self.told.append("to_training")
+
+    def generate(self, split, rows, step, samples_per_prompt, sampling) -> tuple[list[Ticket], dict[str, float]]:
+        self.told.append(f"generate {split}")
+        self.generated.append((split, tuple(rows), step, samples_per_prompt))
+        self.step = step
+        self.tickets = [
+            Ticket(prompt * samples_per_prompt + sample, prompt, sample, 0, 5, 3, "stop")
+            for prompt in range(len(rows))
+            for sample in range(samples_per_prompt)
+        ]
+        return self.tickets, {"rollout/truncated_fraction": 0.0}
+
+    def rewards(self) -> tuple[dict[int, SampleReward], dict[str, float]]:
+        self.told.append("rewards")
+        scored = {}
+        for ticket in self.tickets:
+            reward = self.reward(self.step, ticket.id)
+            cause = "correct" if reward else "wrong"
+            scored[ticket.id] = SampleReward(ticket.id, reward, cause, {"math_answer": reward})
+        return scored, {"timing/non_overlap_rule_reward": 0.0}
+
+    def exchange(self, plan) -> dict[str, float]:
+        self.told.append("exchange")
+        self.plan = plan
+        return {"bytes/exchange/network": 1.0, "update/padding_fraction": 0.0, "update/imbalance_fraction": 0.25}
+
+    def score(self, model: str) -> dict[str, float]:
+        self.told.append(f"score {model}")
+        return {}
+
+    def learn(self, minibatch, ids, advantages, weights, learning_rate) -> tuple[dict[str, float], str]:
+        self.told.append("learn")
+        self.learned.append(
+            {
+                "minibatch": minibatch,
+                "ids": list(ids),
+                "advantages": list(advantages),
+                "weights": list(weights),
+                "learning_rate": learning_rate,
+            }
+        )
+        return {"grad_norm": 1.0, "update/skipped": 0.0}, ""
+
+    def conversations(self, ids: Sequence[int], step: int) -> list[dict]:
+        self.told.append("conversations")
+        return [{"id": sample, "index": sample, "cause": "wrong", "extracted": "0"} | _TEXT for sample in ids]
+
+    def compare_answers(self, split: str, pairs: Sequence) -> list[bool]:
+        self.told.append("compare_answers")
+        return [False for _ in pairs]
+
+    def costs(self) -> tuple[dict[str, float], list[dict[str, int]]]:
+        self.told.append("costs")
+        return {"memory/peak_bytes": 1.0}, [{}]
+
+    def forget(self) -> None:
+        self.told.append("forget")
+
+    def export_hf(self, directory: str) -> None:
+        self.told.append("export_hf")
+
+    def checkpoint_bytes(self) -> int:
+        self.told.append("checkpoint_bytes")
+        return 0
+
+    def begin_checkpoint(self, directory: str) -> None:
+        self.told.append("begin_checkpoint")
+
+    def checkpoint_progress(self, wait: bool) -> tuple[bool, str | None, bool]:
+        self.told.append("checkpoint_progress")
+        return True, None, False
+
+    def checkpoint_digests(self, directory: str, names: Sequence[str], wait: bool) -> Mapping[str, str]:
+        self.told.append("checkpoint_digests")
+        return {name: "0" for name in names}
+
+
+_TEXT = {"prompt": "2 + 2?", "response": "0", "response_tokens": 3, "finish_reason": "stop", "answer": "4"}
+
+
+@dataclass
+class Driven:
+    """Hold what became of a run."""
+
+    ranks: RecordingRanks
+    rows: list[dict]
+    console: str
+
+    def told(self, leave_out: Sequence[str] = ("checkpoint_progress",)) -> list[str]:
+        return [verb for verb in self.ranks.told if verb not in leave_out]
+
+
+@pytest.fixture
+def drive(tmp_path, capsys):
+    """Return what drives a run to its end, on from the newest checkpoint of its directory."""
+
+    def run(reward: Rewards = teaching, steps: int = 1, directory: str = "run", **settings) -> Driven:
+        config = configured(steps, **settings)
+        ranks = RecordingRanks(reward)
+        checkpoints = CheckpointStore(tmp_path / directory / "checkpoints", config.checkpoint).found()
+        resumed = checkpoints[-1] if checkpoints else None
+        with RunLog(config, tmp_path / directory, 2, resumed.step if resumed else None) as log:
+            context = RunContext(
+                run_dir=log.run_dir,
+                order=PromptOrder((10,), config.run.seed, False),
+                benchmarks=[Benchmark("held", "eval", 3)] if settings.get("evaluation") else [],
+                data_parallel=2,
+                share_prompts=True,
+                resumed=resumed,
+            )
+            run_grpo(config, ranks, context, log)
+        lines = (tmp_path / directory / "metrics.jsonl").read_text().splitlines()
+        return Driven(ranks, [json.loads(line) for line in lines], capsys.readouterr().out)
+
+    return run
+
+
+def configured(steps: int, algorithm=None, train=None, checkpoint=None, evaluation=None, run=None) -> Config:
+    few = {"steps": steps, "prompts_per_step": PROMPTS, "tokens_per_microbatch": 100, "learning_rate": 1e-3}
+    quiet = {"wandb": "off", "tensorboard": False, "samples_logged": 0, "export_hf": False}
+    return Config(
+        ModelConfig("m"),
+        run=RunConfig(**quiet | (run or {})),
+        train=TrainConfig(**few | (train or {})),
+        algorithm=AlgorithmConfig(**{"samples_per_prompt": SAMPLES} | (algorithm or {})),
+        checkpoint=CheckpointConfig(**checkpoint or {}),
+        evaluation=EvaluationConfig(**evaluation or {}),
+    )
+
+
+ROLLOUT = ["to_rollout", "generate train", "to_training", "rewards"]
+END = ["costs", "forget"]
+
+
+def test_a_step_is_rollout_reward_exchange_update(drive):
+    assert drive().told() == [*ROLLOUT, "exchange", "learn", *END]
+
+
+def test_a_divergence_needs_the_reference(drive):
+    told = drive(algorithm={"kl_coefficient": 0.1}).told()
+    assert told == [*ROLLOUT, "exchange", "score reference", "learn", *END]
+
+
+@pytest.mark.parametrize("kl", [0.0, 0.1])
+def test_several_minibatches_need_the_policy_before_the_first(drive, kl):
+    driven = drive(train={"minibatches": 2}, algorithm={"kl_coefficient": kl})
+    scores = ["score policy", *(["score reference"] if kl else [])]
+    assert driven.told() == [*ROLLOUT, "exchange", *scores, "learn", "learn", *END]
+    assert [learned["minibatch"] for learned in driven.ranks.learned] == [0, 1]
+    assert [learned["ids"] for learned in driven.ranks.learned] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+def test_what_a_sample_learns_from_is_its_own(drive):
+    driven = drive(algorithm={"normalize_std": False}, train={"minibatches": 2})
+    for learned in driven.ranks.learned:
+        assert learned["advantages"] == [-0.5, 0.5] * 2
+        assert learned["weights"] == [1 / 12] * 4, "1 / tokens of the mini-batch"
+        assert learned["learning_rate"] == driven.rows[0]["grpo/lr"] == 1e-3
+
+
+def test_groups_that_teach_nothing_are_left_out(drive):
+    driven = drive(lambda step, sample: float(sample == 3), algorithm={"drop_uniform_groups": True})
+    assert [learned["ids"] for learned in driven.ranks.learned] == [[2, 3]]
+    assert driven.rows[0]["groups/kept_fraction"] == 0.25
+
+
+@pytest.mark.parametrize("kl", [0.0, 0.1])
+@pytest.mark.parametrize("minibatches", [1, 2])
+def test_a_step_in_which_no_group_teaches_trains_nothing_and_the_run_goes_on(drive, kl, minibatches):
+    settings = {
+        "algorithm": {"drop_uniform_groups": True, "kl_coefficient": kl},
+        "train": {"minibatches": minibatches},
+    }
+    driven = drive(lambda step, sample: uniform(step, sample) if step == 0 else teaching(step, sample), 2, **settings)
+    told = driven.told()
+    assert told[: len(ROLLOUT + END)] == ROLLOUT + END
+    assert told[len(ROLLOUT + END) :] == drive(directory="teaches", **settings).told()
+    empty, after = driven.rows
+    assert empty["groups/kept_fraction"] == 0.0 and empty["update/imbalance_fraction"] == 0.0
+    assert empty["grpo/lr"] == after["grpo/lr"] == 1e-3
+    assert "grad_norm" not in empty and after["grad_norm"] == 1.0
+    (said,) = [line for line in driven.console.splitlines() if line.startswith("step 1: ")]
+    assert "all rewards are equal" in said and "algorithm.drop_uniform_groups" in said
+
+
+def test_without_dropping_a_step_in_which_no_group_teaches_is_one_like_any_other(drive):
+    assert drive(uniform, algorithm={"kl_coefficient": 0.1}).told() == [
+        *ROLLOUT,
+        "exchange",
+        "score reference",
+        "learn",
+        *END,
+    ]
+
+
+def test_questions_are_asked_before_training_every_few_steps_and_at_the_end(drive):
+    asked = ["to_rollout", "generate eval", "rewards", "conversations", "forget", "to_training"]
+    one = [*ROLLOUT, "exchange", "learn", *END]
+    driven = drive(steps=3, evaluation={"every_steps": 2})
+    told = driven.told(leave_out=("checkpoint_progress", "compare_answers"))
+    assert told == [*asked, *one, *one, *asked, *one, *asked]
+    assert [row["step"] for row in driven.rows if "eval/held/accuracy" in row] == [0, 2, 3]
+    steps = [step for split, _, step, _ in driven.ranks.generated if split == "eval"]
+    assert steps == [0, 2, 3]
+
+
+def test_a_checkpoint_begins_after_the_step_and_what_follows_it(drive):
+    save = ["checkpoint_bytes", "begin_checkpoint"]
+    one = [*ROLLOUT, "exchange", "learn", *END]
+    driven = drive(steps=3, checkpoint={"every_steps": 2}, run={"export_hf": True})
+    told = driven.told(leave_out=("checkpoint_progress", "checkpoint_digests"))
+    assert told == [*one, *one, *save, *one, *save, "export_hf"]
+
+
+def test_a_continuation_takes_the_prompts_that_would_have_come(drive):
+    settings = {
+        "algorithm": {"drop_uniform_groups": True, "kl_coefficient": 0.1},
+        "checkpoint": {"every_steps": 1, "keep_last": 9},
+    }
+    # No group of the second step teaches: it counts like any other.
+    reward = lambda step, sample: uniform(step, sample) if step == 1 else teaching(step, sample)  # noqa: E731
+    whole = drive(reward, 4, directory="whole", **settings)
+    first = drive(reward, 2, **settings)
+    rest = drive(reward, 4, **settings)
+    assert first.ranks.generated + rest.ranks.generated == whole.ranks.generated
+    assert [rows for _, rows, _, _ in whole.ranks.generated] == [
+        (0, 1, 2, 3),
+        (4, 5, 6, 7),
+        (8, 9, 10, 11),
+        (12, 13, 14, 15),
+    ]
+    assert first.ranks.learned + rest.ranks.learned == whole.ranks.learned
+    same = ("step", "groups/kept_fraction", "grpo/rewards/mean", "grpo/lr", "update/imbalance_fraction")
+    assert [[row[name] for name in same] for row in rest.rows] == [[row[name] for name in same] for row in whole.rows]
+
+
+def test_a_sample_is_compared_with_both_engines_every_few_steps(drive):
+    config = configured(4)
+    assert config.rollout.canary_steps == 10
+    assert drive(steps=12).ranks.consistency == [step % 10 == 0 for step in range(12)]
+
+
+def test_a_few_samples_are_written_down_after_the_update(drive):
+    assert drive(run={"samples_logged": 2}).told() == [*ROLLOUT, "exchange", "learn", "conversations", *END]
