@@ -67,7 +67,7 @@ TORCH_FREE_THEMSELVES = (
     "verify_resume",
 )
 
-SERVER = ("worker/serve_worker.py", "Server")
+SERVER = ("worker/serve_worker.py", "ServeWorker")
 FILES = sorted(PACKAGE.rglob("*.py"))
 PLACE = {path: path.relative_to(PACKAGE).as_posix() for path in FILES}
 
@@ -243,7 +243,7 @@ def test_ranks_and_worker_have_the_same_verbs():
         pytest.skip(f"not written yet: {', '.join(missing)}")
     told, done = (
         verbs(paths[0], "Ranks"),
-        verbs(paths[1], "Worker") | verbs(PACKAGE / "worker" / "base_worker.py", "Rank"),
+        verbs(paths[1], "TrainWorker") | verbs(PACKAGE / "worker" / "base_worker.py", "BaseWorker"),
     )
     assert told and told == done
 
