@@ -5,7 +5,8 @@ import shutil
 
 import pytest
 
-from spmd_rl import chat, evaluate
+from spmd_rl import evaluate
+from spmd_rl.chat import __main__ as chat
 from spmd_rl.config.check_serving import weights_dtype
 from spmd_rl.config.loading import dump, load
 from spmd_rl.config.serving import ChatConfig, EvaluateConfig

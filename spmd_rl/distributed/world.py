@@ -7,7 +7,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from spmd_rl.distributed import addresses as peers
+from spmd_rl.distributed import addresses
 from spmd_rl.distributed.environment import (
     local_rank_from_environment,
     rank_from_environment,
@@ -70,7 +70,7 @@ def start(platform: Platform, collective_timeout_seconds: float) -> World:
             "give torchrun another --master_port, or --standalone on one node"
         ) from error
     control = dist.new_group(backend="gloo", timeout=timedelta(seconds=collective_timeout_seconds))
-    peers.learn(control)
+    addresses.learn(control)
     # A rank may wait long for the next verb (torchrun ends it when rank 0 dies); commands.py keeps the deadlines.
     control._get_backend(torch.device("cpu"))._set_default_timeout(timedelta(days=30))
     return World(

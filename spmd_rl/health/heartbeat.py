@@ -16,7 +16,7 @@ from types import FrameType
 import msgspec
 
 from spmd_rl.distributed.status import RankStatus, current_status, on_status_change
-from spmd_rl.health import procfs as processes
+from spmd_rl.health import procfs
 
 STACK_FRAMES = 12
 _COLLECTIVES = os.path.join("torch", "distributed", "distributed_c10d.py")
@@ -51,12 +51,12 @@ class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True):
     """Of the main thread, the innermost call first."""
     host: str = ""
     machine: str = ""
-    """See processes.machine."""
+    """See procfs.machine."""
     process: int = 0
     begun: int = 0
-    """See processes.begun."""
+    """See procfs.begun."""
     stacks: int = -1
-    """Descriptor of a file in memory, to which a signal makes this process write its stacks; -1: none. See Legacy."""
+    """Descriptor of a file in memory to which a signal makes this process write its stacks; -1: none. See PostMortem."""
     place: int = -1
     """Descriptor of the file in memory that holds where it is."""
 
@@ -117,9 +117,9 @@ class HeartbeatSource:
         self.rank = rank
         self._fixed = {
             "host": socket.gethostname(),
-            "machine": processes.machine(),
+            "machine": procfs.machine(),
             "process": os.getpid(),
-            "begun": processes.begun(os.getpid()),
+            "begun": procfs.begun(os.getpid()),
             "stacks": stacks,
             "place": place,
         }

@@ -26,7 +26,7 @@ from spmd_rl.config.config import HangConfig
 from spmd_rl.distributed.rank_names import ranks_named
 from spmd_rl.distributed.status import WAITS, set_status
 from spmd_rl.distributed.world import World
-from spmd_rl.health import procfs as processes
+from spmd_rl.health import procfs
 from spmd_rl.health.error_file import ERROR_FILE, write_error
 from spmd_rl.health.hang_detector import DeadlineExceeded, HangDetector, LastSeen
 from spmd_rl.health.hang_report import RankState, diagnose, report
@@ -293,7 +293,7 @@ class Watchdog:
         request = json.loads(text)
         for one in request.get("kill", ()):
             if one["by"] == self.rank:
-                processes.end_with_descendants(one["beat"]["process"], one["beat"].get("begun", 0))
+                procfs.end_with_descendants(one["beat"]["process"], one["beat"].get("begun", 0))
         examined, wrote = {}, False
         if "directory" in request:
             place = Path(request["directory"])
@@ -314,10 +314,10 @@ class Watchdog:
 
     def _look_at(self, last: Heartbeat, place: Path) -> dict[str, Any]:
         """Look at a process of this machine that gives no sign of life."""
-        state, beat, stack = processes.state(last.process, last.begun), last, ""
-        if state != processes.GONE:
+        state, beat, stack = procfs.state(last.process, last.begun), last, ""
+        if state != procfs.GONE:
             beat = self._legacy.place_of(last)
-            stack = "" if state in processes.STOPPED else self._legacy.stacks_of(last)
+            stack = "" if state in procfs.STOPPED else self._legacy.stacks_of(last)
         words = "\n".join(last.stack)
         now = stack or "(nothing)"
         text = f"{_header(beat)}process state {state or 'gone'}\n\nin its last beat:\n{words}\n\nnow:\n{now}\n"
@@ -405,5 +405,5 @@ def _exit(why: str) -> None:
     # The main thread may be about to leave with an error of its own, which is not the reason.
     file = os.environ.pop(ERROR_FILE, "")
     _within(_DISK_SECONDS, lambda: write_error(why, why, file))
-    processes.end_descendants()
+    procfs.end_descendants()
     os._exit(HUNG)

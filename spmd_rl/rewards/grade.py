@@ -34,7 +34,7 @@ class RewardSample:
 
 
 @dataclass(frozen=True)
-class RuleResult:
+class Grade:
     """A rule's verdict on one sample."""
 
     score: float
@@ -49,9 +49,9 @@ class RuleResult:
         return self.cause == "correct"
 
 
-def as_rule_result(rule: str, value) -> RuleResult:
+def as_grade(rule: str, value) -> Grade:
     """A rule's return value as a Grade with a finite float score; a number, Python's or numpy's, gets no cause."""
-    grade = value if isinstance(value, RuleResult) else RuleResult(value)
+    grade = value if isinstance(value, Grade) else Grade(value)
     score = _as_float(grade.score)
     if score is None or not math.isfinite(score):
         raise ValueError(
@@ -61,7 +61,7 @@ def as_rule_result(rule: str, value) -> RuleResult:
         raise ValueError(
             f"reward.rules: rule {rule!r} returned cause {grade.cause!r}; choose one of {', '.join(CAUSES)}"
         )
-    return RuleResult(score, grade.cause, None if grade.extracted is None else str(grade.extracted))
+    return Grade(score, grade.cause, None if grade.extracted is None else str(grade.extracted))
 
 
 def _as_float(value) -> float | None:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 
-from spmd_rl.rewards.grade import RewardSample, RuleResult
+from spmd_rl.rewards.grade import Grade, RewardSample
 from spmd_rl.rewards.rules.exact import exact
 from spmd_rl.rewards.rules.format import format_tags, step, strict_format
 from spmd_rl.rewards.rules.length import length, overlong, repetition
@@ -17,10 +17,10 @@ from spmd_rl.rewards.rules.math_answer import math_answer
 from spmd_rl.rewards.rules.mindspeed import acc, acc_for_dapo, acc_for_ppo, base_acc, math_17k_acc, math_verify_reward
 
 Rule = (
-    Callable[[RewardSample], RuleResult | float]
-    | Callable[[RewardSample], Awaitable[RuleResult | float]]
-    | Callable[[list[RewardSample]], list[RuleResult | float]]
-    | Callable[[list[RewardSample]], Awaitable[list[RuleResult | float]]]
+    Callable[[RewardSample], Grade | float]
+    | Callable[[RewardSample], Awaitable[Grade | float]]
+    | Callable[[list[RewardSample]], list[Grade | float]]
+    | Callable[[list[RewardSample]], Awaitable[list[Grade | float]]]
 )
 """A rule takes a sample, or a list of them where its parameter is called `samples`; it may be asynchronous."""
 

@@ -2,14 +2,14 @@
 
 import pytest
 
-from spmd_rl.distributed import status as whereabouts
+from spmd_rl.distributed import status
 from spmd_rl.distributed.status import RankStatus, current_status, doing, on_status_change, set_status
 
 
 @pytest.fixture(autouse=True)
 def apart(monkeypatch):
-    monkeypatch.setattr(whereabouts, "_place", RankStatus())
-    monkeypatch.setattr(whereabouts, "_listeners", [])
+    monkeypatch.setattr(status, "_status", RankStatus())
+    monkeypatch.setattr(status, "_listeners", [])
 
 
 def test_a_part_of_a_verb_ends_with_its_block_also_when_it_fails():

@@ -36,7 +36,7 @@ def test_an_error_is_there_with_its_stack(tmp_path, monkeypatch):
         except ValueError as error:
             ErrorFileHandler().record_exception(error)
         said = json.loads((tmp_path / "error.json").read_text())["message"]
-        assert said["message"] == f"ValueError: {text}" and "test_last_words.py" in said["extraInfo"]["py_callstack"]
+        assert said["message"] == f"ValueError: {text}" and "test_error_file.py" in said["extraInfo"]["py_callstack"]
     assert [path.name for path in tmp_path.iterdir()] == ["error.json"]
 
 

@@ -9,21 +9,21 @@ from pathlib import Path
 
 import pytest
 
-from spmd_rl.distributed import status as whereabouts
+from spmd_rl.distributed import status
 from spmd_rl.distributed.status import RankStatus, set_status
-from spmd_rl.health import procfs as processes
+from spmd_rl.health import procfs
 from spmd_rl.health.heartbeat import Heartbeat, HeartbeatSource, PostMortem, waits_in
 
 ROOT = Path(__file__).resolve().parents[2]
 
 OTHER = """
 import os, signal, sys, threading, time
-from spmd_rl.health.heartbeat import Legacy, Pulse
-from spmd_rl.distributed.status import move
+from spmd_rl.health.heartbeat import PostMortem, HeartbeatSource
+from spmd_rl.distributed.status import set_status
 import msgspec
-legacy = Legacy(signal.SIGUSR2)
-print(msgspec.json.encode(Pulse(3, legacy.stacks, legacy.place).beat()).decode(), flush=True)
-move(step=4, phase="update", doing="micro-batch 2 of 3 \\u00e9")
+legacy = PostMortem(signal.SIGUSR2)
+print(msgspec.json.encode(HeartbeatSource(3, legacy.stacks, legacy.place).beat()).decode(), flush=True)
+set_status(step=4, phase="update", doing="micro-batch 2 of 3 \\u00e9")
 print("there", flush=True)
 def sleeps_here():
     time.sleep(60)
@@ -33,8 +33,8 @@ sleeps_here()
 
 @pytest.fixture(autouse=True)
 def apart(monkeypatch):
-    monkeypatch.setattr(whereabouts, "_place", RankStatus())
-    monkeypatch.setattr(whereabouts, "_listeners", [])
+    monkeypatch.setattr(status, "_status", RankStatus())
+    monkeypatch.setattr(status, "_listeners", [])
 
 
 def test_a_beat_has_the_place_its_seconds_and_the_stack():
@@ -47,7 +47,7 @@ def test_a_beat_has_the_place_its_seconds_and_the_stack():
     )
     assert second.number == first.number + 1 and second.since == first.since
     assert 0 <= first.seconds <= second.seconds < 5
-    assert (second.process, second.machine) == (os.getpid(), processes.machine())
+    assert (second.process, second.machine) == (os.getpid(), procfs.machine())
     assert any("test_a_beat_has_the_place" in line for line in second.stack)
     set_status()
     assert pulse.beat().since > second.since
@@ -82,21 +82,21 @@ def test_others_read_where_a_stopped_process_is_and_its_stacks_once_it_runs():
             beat = msgspec.json.decode(other.stdout.readline(), type=Heartbeat)
             assert (beat.step, beat.phase) == (0, "start")
             assert other.stdout.readline() == "there\n"
-            while processes.state(beat.process, beat.begun) != "S":  # on its way to sleep
+            while procfs.state(beat.process, beat.begun) != "S":  # on its way to sleep
                 time.sleep(0.01)
             os.kill(beat.process, signal.SIGSTOP)
-            while processes.state(beat.process, beat.begun) not in processes.STOPPED:
+            while procfs.state(beat.process, beat.begun) not in procfs.STOPPED:
                 time.sleep(0.01)
             found = PostMortem.place_of(beat)
             assert (found.step, found.phase, found.doing) == (4, "update", "micro-batch 2 of 3 é")
             assert found.rank == 3 and found.stack == [], "its last words are of another place"
             os.kill(beat.process, signal.SIGCONT)
             assert "sleeps_here" in PostMortem(signal.SIGUSR2).stacks_of(beat)
-            processes.end_with_descendants(beat.process, beat.begun + 1)
+            procfs.end_with_descendants(beat.process, beat.begun + 1)
             assert other.poll() is None, "another process of that number is left alone"
-            processes.end_with_descendants(beat.process, beat.begun)
+            procfs.end_with_descendants(beat.process, beat.begun)
             assert other.wait(10) == -signal.SIGKILL
-            assert processes.state(beat.process, beat.begun) == processes.GONE
+            assert procfs.state(beat.process, beat.begun) == procfs.GONE
             assert PostMortem.place_of(beat) == beat
         finally:
             other.kill()
@@ -107,10 +107,10 @@ def test_a_process_is_ended_with_all_that_it_has_started_also_while_it_is_stoppe
     with subprocess.Popen(["sh", "-c", f"{nested} & echo $!; {nested}"], stdout=subprocess.PIPE, text=True) as parent:
         child = int(parent.stdout.readline())
         os.kill(parent.pid, signal.SIGSTOP)
-        assert child in processes.descendants(os.getpid())
-        processes.end_with_descendants(parent.pid, processes.begun(parent.pid))
+        assert child in procfs.descendants(os.getpid())
+        procfs.end_with_descendants(parent.pid, procfs.begun(parent.pid))
         assert parent.wait(10) == -signal.SIGKILL
         deadline = time.monotonic() + 10
-        while processes.state(child, 0) != processes.GONE and time.monotonic() < deadline:
+        while procfs.state(child, 0) != procfs.GONE and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert processes.state(child, 0) == processes.GONE
+        assert procfs.state(child, 0) == procfs.GONE

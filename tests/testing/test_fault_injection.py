@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from spmd_rl.config.loading import load_config
-from spmd_rl.distributed import status as whereabouts
+from spmd_rl.distributed import status
 from spmd_rl.distributed.status import RankStatus, doing, set_status
 from spmd_rl.testing.fault_injection import FaultInjector, _flip
 
@@ -15,8 +15,8 @@ from spmd_rl.testing.fault_injection import FaultInjector, _flip
 @pytest.fixture(autouse=True)
 def apart(monkeypatch):
     def again():
-        monkeypatch.setattr(whereabouts, "_place", RankStatus())
-        monkeypatch.setattr(whereabouts, "_listeners", [])
+        monkeypatch.setattr(status, "_status", RankStatus())
+        monkeypatch.setattr(status, "_listeners", [])
 
     again()
     monkeypatch.delenv("TORCHELASTIC_RESTART_COUNT", raising=False)

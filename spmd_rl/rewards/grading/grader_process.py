@@ -4,7 +4,7 @@ Started by fork_server.py as `python -m spmd_rl.rewards.grading.grader_process P
 imports the rules once, and forks a grader whenever it is asked to, so that one that was killed is replaced in
 milliseconds. It runs no rule itself.
 Messages are msgpack behind their length (4 bytes, little-endian). To the parent: a Setup, answered by a Ready; then
-REQUESTs, each answered by a REPLY. To a grader: Batches, answered by one Verdict a sample and rule.
+REQUESTs, each answered by a REPLY. To a grader: Batches, answered by one GradingResult a sample and rule.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from functools import partial
 import msgspec
 
 from spmd_rl.health.parent_death import die_with
-from spmd_rl.rewards.grade import RewardSample, as_rule_result
+from spmd_rl.rewards.grade import RewardSample, as_grade
 from spmd_rl.rewards.rule_table import is_async, is_batched, resolve
 
 
@@ -275,7 +275,7 @@ class _Grader:
         verdicts = []
         for id, value in zip(ids, values, strict=True):
             try:
-                grade = as_rule_result(name, value)
+                grade = as_grade(name, value)
             except ValueError as error:
                 verdicts.append(GradingResult(id, rule, each, unusable=str(error)))
             else:
@@ -283,7 +283,7 @@ class _Grader:
         return verdicts
 
     def _crashed(self, rule: int, id: int, seconds: float) -> GradingResult:
-        """A Verdict on the exception that is being handled."""
+        """A GradingResult on the exception that is being handled."""
         kind, error, _ = sys.exc_info()
         if issubclass(kind, MemoryError):
             error.__traceback__ = None  # it holds what filled the memory

@@ -1,12 +1,12 @@
 """Is the response's final answer mathematically equal to the gold answer? The one grader of answers."""
 
-from spmd_rl.rewards.grade import RewardSample, RuleResult
+from spmd_rl.rewards.grade import Grade, RewardSample
 from spmd_rl.rewards.math_equality.equal import equal, parse, parse_gold, prepare, verified
 from spmd_rl.rewards.math_equality.extract import PLACES, THOUSANDS, boxes, find_answer, is_prose, tidy
 from spmd_rl.rewards.math_equality.numbers import plain_number, read_number, same_number
 
 
-def math_answer(sample: RewardSample, extract: str = "boxed|answer:|answer is|final") -> RuleResult:
+def math_answer(sample: RewardSample, extract: str = "boxed|answer:|answer is|final") -> Grade:
     """The rule: 1.0 when the response's final answer equals the gold answer, else 0.0.
 
     A response that the length limit cut off before it stated an answer is truncated rather than wrong; the number it
@@ -15,11 +15,11 @@ def math_answer(sample: RewardSample, extract: str = "boxed|answer:|answer is|fi
     return graded(sample, places_of(extract))
 
 
-def graded(sample: RewardSample, places: tuple[str, ...] = PLACES, response: str | None = None) -> RuleResult:
+def graded(sample: RewardSample, places: tuple[str, ...] = PLACES, response: str | None = None) -> Grade:
     """A sample's Grade of 1.0 or 0.0, by the answer that stands in one of `places` of its (or another) response."""
     grade, stated = _judge(sample.answer, sample.response if response is None else response, places)
     if sample.finish_reason == "length" and not stated and grade.cause != "correct":
-        return RuleResult(0.0, "truncated", grade.extracted)
+        return Grade(0.0, "truncated", grade.extracted)
     return grade
 
 
@@ -33,7 +33,7 @@ def places_of(extract: str) -> tuple[str, ...]:
     return tuple(place for place in PLACES if place in names)
 
 
-def is_correct(gold: str, response: str, places: tuple[str, ...] = PLACES) -> RuleResult:
+def is_correct(gold: str, response: str, places: tuple[str, ...] = PLACES) -> Grade:
     """Grade of `response`: 1.0 correct, 0.0 wrong, or 0.0 unparsed when it holds no answer at all.
 
     The answer is the last \\boxed{}; else what follows the last "answer is", "Answer:" or "####"; else the last number
@@ -45,7 +45,7 @@ def is_correct(gold: str, response: str, places: tuple[str, ...] = PLACES) -> Ru
     return _judge(gold, response, places)[0]
 
 
-def _judge(gold: str, response: str, places: tuple[str, ...]) -> tuple[RuleResult, bool]:
+def _judge(gold: str, response: str, places: tuple[str, ...]) -> tuple[Grade, bool]:
     """The grade, and whether the response stated an answer (rather than one being guessed)."""
     gold = tidy(THOUSANDS.sub(",", gold.rpartition("####")[2]))
     if not gold:
@@ -57,7 +57,7 @@ def _judge(gold: str, response: str, places: tuple[str, ...]) -> tuple[RuleResul
     numeric = number is not None or read_number(gold) is not None
     found = find_answer(response, numeric, places)
     if found.text is None:
-        return RuleResult(0.0, "unparsed"), False
+        return Grade(0.0, "unparsed"), False
     answer = plain_number(found.text) if number is not None else None
     if found.text == gold:
         same = True
@@ -73,10 +73,10 @@ def _judge(gold: str, response: str, places: tuple[str, ...]) -> tuple[RuleResul
         # The whole response, in which math-verify searches a formula.
         parsed = parse(found.text)
         if not parsed:
-            return RuleResult(0.0, "unparsed"), False
+            return Grade(0.0, "unparsed"), False
         same = verified(parse_gold(gold), parsed)
-        return RuleResult(float(same), "correct" if same else "wrong", str(parsed[-1])), False
-    return RuleResult(float(same), "correct" if same else "wrong", found.text), found.stated
+        return Grade(float(same), "correct" if same else "wrong", str(parsed[-1])), False
+    return Grade(float(same), "correct" if same else "wrong", found.text), found.stated
 
 
 math_answer.prepare = prepare

@@ -7,7 +7,7 @@ compared by math_answer, so a right answer in another spelling is right by every
 
 import re
 
-from spmd_rl.rewards.grade import RewardSample, RuleResult
+from spmd_rl.rewards.grade import Grade, RewardSample
 from spmd_rl.rewards.math_equality.equal import prepare
 from spmd_rl.rewards.rules.math_answer import graded
 
@@ -17,39 +17,39 @@ DAPO_CHARACTERS = 300
 """acc_for_dapo reads no more than so many last characters of a response."""
 
 
-def acc(sample: RewardSample) -> RuleResult:
+def acc(sample: RewardSample) -> Grade:
     """1.0 for a right answer in the last \\boxed{}, -0.5 for a wrong one, -1.0 when there is no box."""
     grade = graded(sample, ("boxed",), _END.split(sample.response)[0])
     return _scored(grade, right=1.0, wrong=-0.5, none=-1.0)
 
 
-def math_17k_acc(sample: RewardSample) -> RuleResult:
+def math_17k_acc(sample: RewardSample) -> Grade:
     """1.0 for a right answer in the last \\boxed{}, else 0.0."""
     return graded(sample, ("boxed",))
 
 
-def acc_for_ppo(sample: RewardSample) -> RuleResult:
+def acc_for_ppo(sample: RewardSample) -> Grade:
     """1.0 for a right answer in the last \\boxed{}, else 0.0."""
     return graded(sample, ("boxed",))
 
 
-def acc_for_dapo(sample: RewardSample) -> RuleResult:
+def acc_for_dapo(sample: RewardSample) -> Grade:
     """1.0 for a right answer after the last "Answer:" of the last 300 characters, else -1.0."""
     grade = graded(sample, ("answer:",), sample.response[-DAPO_CHARACTERS:])
     return _scored(grade, right=1.0, wrong=-1.0, none=-1.0)
 
 
-def base_acc(sample: RewardSample) -> RuleResult:
+def base_acc(sample: RewardSample) -> Grade:
     """1.0 for a right answer in the last \\boxed{}, when the whole response is `<think>...</think>...<answer>...
     \\boxed{...}...</answer>`; else 0.0."""
     grade = graded(sample, ("boxed",))
     if _THOUGHT_AND_BOX.fullmatch(_opened(sample)):
         return grade
     cause = "truncated" if sample.finish_reason == "length" else "unparsed"
-    return RuleResult(0.0, cause, grade.extracted)
+    return Grade(0.0, cause, grade.extracted)
 
 
-def math_verify_reward(sample: RewardSample) -> RuleResult:
+def math_verify_reward(sample: RewardSample) -> Grade:
     """The same rule as base_acc: the two differ in MindSpeed-RL by the grader they use, and here there is one."""
     return base_acc(sample)
 
@@ -59,9 +59,9 @@ def _opened(sample: RewardSample) -> str:
     return "<think>" + sample.response if sample.prompt.rstrip().endswith("<think>") else sample.response
 
 
-def _scored(grade: RuleResult, right: float, wrong: float, none: float) -> RuleResult:
+def _scored(grade: Grade, right: float, wrong: float, none: float) -> Grade:
     score = right if grade.correct else none if grade.extracted is None else wrong
-    return RuleResult(score, grade.cause, grade.extracted)
+    return Grade(score, grade.cause, grade.extracted)
 
 
 for _rule in (acc, math_17k_acc, acc_for_ppo, acc_for_dapo, base_acc, math_verify_reward):

@@ -39,7 +39,7 @@ class Job:
         self.partial = self.output.with_name(self.output.name + ".partial")
         self._plan = json.loads(json.dumps(plan))
         self._state = self.partial / _STATE
-        self.rank, self.processes = whereabouts()
+        self.rank, self.processes = rank_and_size()
         check_output(self.output, sources, force)
         if self.partial.exists() and not self._state.is_dir() and any(self.partial.iterdir()):
             raise ValueError(f"{self.partial}: it exists and no conversion made it; remove it, or name another output")
@@ -132,14 +132,14 @@ class Job:
         return mine
 
 
-def whereabouts() -> tuple[int, int]:
+def rank_and_size() -> tuple[int, int]:
     """This process's rank among those that work together, and how many they are."""
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
 
 def gather(item: Any) -> list[Any]:
     """What each process passes."""
-    return gather_all(item) if whereabouts()[1] > 1 else [item]
+    return gather_all(item) if rank_and_size()[1] > 1 else [item]
 
 
 def check_output(output: Path, sources: Sequence[Path], force: bool) -> None:

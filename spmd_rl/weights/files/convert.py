@@ -18,7 +18,7 @@ from spmd_rl.distributed.layout import TrainLayout
 from spmd_rl.models.model_shape import VALUE_FAMILIES, ModelShape, read_model_shape
 from spmd_rl.weights.families import hf_shard
 from spmd_rl.weights.files.checkpoint_files import METADATA, Stored, write_chunk, write_index
-from spmd_rl.weights.files.checkpoint_job import Job, Unit, fingerprint, gather, whereabouts
+from spmd_rl.weights.files.checkpoint_job import Job, Unit, fingerprint, gather, rank_and_size
 from spmd_rl.weights.files.checkpoint_layout import CONTENT, checkpoint_shard, extra_states, pieces_in, rank_chunks
 from spmd_rl.weights.files.checkpoint_sources import CheckpointSource, HfSource, Source, first_difference
 from spmd_rl.weights.files.export import SafetensorsFiles, copy_companions, group_tensors, with_head
@@ -239,7 +239,7 @@ def _first_difference(
     a: Source, b: Source, sizes: Mapping[str, Index], progress: Progress, limits: Limits
 ) -> str | None:
     """In the dtypes of `b`; the processes share the work, and all hear of what one finds."""
-    rank, processes = whereabouts()
+    rank, processes = rank_and_size()
     names = list(sizes)[rank::processes]
     dtypes = {name: b.dtype(name) for name in names}
     boxes = [Box(name, (0,) * len(sizes[name]), sizes[name]) for name in names]
