@@ -56,7 +56,7 @@ class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True):
     begun: int = 0
     """See procfs.begun."""
     stacks: int = -1
-    """Descriptor of a file in memory to which a signal makes this process write its stacks; -1: none. See PostMortem."""
+    """Descriptor of a file in memory to which a signal has the stacks written; -1: none. See PostMortem."""
     place: int = -1
     """Descriptor of the file in memory that holds where it is."""
 
