@@ -13,7 +13,7 @@ from spmd_rl.models.model_shape import ModelShape
 from spmd_rl.platforms.platform import Platform
 from spmd_rl.rollout.engine_weights import Weights
 from spmd_rl.rollout.options import model_options
-from spmd_rl.rollout.requests import Completion, Request, Sampling
+from spmd_rl.rollout.requests import Completion, Request, SamplingParams
 
 
 class Engine:
@@ -141,7 +141,9 @@ class Engine:
             if address is not None:
                 Path(address.removeprefix("ipc://")).unlink(missing_ok=True)
 
-    def generate(self, requests: Iterable[Request], sampling: Sampling, finished: Callable[[Completion], None]) -> None:
+    def generate(
+        self, requests: Iterable[Request], sampling: SamplingParams, finished: Callable[[Completion], None]
+    ) -> None:
         """Run all requests through the engine's step loop; `finished` is called for each sample as it ends."""
         engine = self.llm.llm_engine
         waiting: dict[str, Request] = {}
@@ -159,7 +161,7 @@ class Engine:
         set_status(doing="")
         assert not waiting, f"the engine lost {len(waiting)} requests"
 
-    def stream(self, request: Request, sampling: Sampling, made: Callable[[list[int]], bool]) -> str:
+    def stream(self, request: Request, sampling: SamplingParams, made: Callable[[list[int]], bool]) -> str:
         """Run one request; `made` is called after each step with the tokens that are new, and stops it with True.
 
         The ranks of a replica must say the same. Returns the finish reason: `stop`, `length` or `abort`.
@@ -179,15 +181,15 @@ class Engine:
         set_status(doing="")
         return reason
 
-    def _add(self, request: Request, sampling: Sampling, output_kind: str, **more: Any) -> None:
-        from vllm import SamplingParams
+    def _add(self, request: Request, sampling: SamplingParams, output_kind: str, **more: Any) -> None:
+        import vllm
         from vllm.inputs import TokensPrompt
         from vllm.sampling_params import RequestOutputKind
 
         self.llm.llm_engine.add_request(
             str(request.id),
             TokensPrompt(prompt_token_ids=list(request.prompt)),
-            SamplingParams(
+            vllm.SamplingParams(
                 temperature=sampling.temperature,
                 top_p=sampling.top_p,
                 top_k=sampling.top_k,

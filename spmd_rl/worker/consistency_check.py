@@ -8,7 +8,7 @@ from spmd_rl.data.seeds import sample_seed
 from spmd_rl.distributed.gather import gather
 from spmd_rl.distributed.world import World
 from spmd_rl.rollout.engine import Engine
-from spmd_rl.rollout.requests import Completion, Request, Sampling
+from spmd_rl.rollout.requests import Completion, Request, SamplingParams
 from spmd_rl.training.packing import TrainSample
 from spmd_rl.training.trainer import Trainer
 
@@ -34,7 +34,7 @@ class ConsistencyCheck:
         """A few tokens at the run's temperature, from all of the distribution."""
         trainer = self.trainer
         request = Request(0, self.prompt, sample_seed(trainer.config.run.seed, 0, 0, 0))
-        sampling = Sampling(trainer.config.rollout.temperature, min(TOKENS, max_tokens))
+        sampling = SamplingParams(trainer.config.rollout.temperature, min(TOKENS, max_tokens))
         self.engine.generate([request], sampling, self._keep)
 
     def _keep(self, completion: Completion) -> None:

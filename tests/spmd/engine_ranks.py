@@ -92,13 +92,13 @@ def _load_with_vllm(engine, model: str) -> None:
 def _generate(engine, count: int, shape) -> list[dict]:
     import torch
 
-    from spmd_rl.rollout.requests import Request, Sampling
+    from spmd_rl.rollout.requests import Request, SamplingParams
 
     generator = torch.Generator().manual_seed(17)
     prompts = [torch.randint(3, shape.vocabulary, (5 + 6 * i,), generator=generator).tolist() for i in range(count)]
     requests = [Request(i, tuple(prompts[i]), seed=100 + i) for i in range(count)]
     made: list = []
-    engine.generate(requests, Sampling(TEMPERATURE, RESPONSE), made.append)
+    engine.generate(requests, SamplingParams(TEMPERATURE, RESPONSE), made.append)
     return [
         {"prompt": c.prompt.tolist(), "response": c.response.tolist(), "logprobs": c.logprobs.tolist()}
         for c in sorted(made, key=lambda completion: completion.id)
