@@ -5,6 +5,10 @@ The unit is a group of samples of one prompt: laid out together, the prompt is c
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush, heapreplace
+from itertools import accumulate, pairwise
+from operator import attrgetter
+from typing import NamedTuple
 
 from spmd_rl.data.tickets import Ticket
 
@@ -24,23 +28,31 @@ class MiniBatch:
 
 @dataclass(frozen=True)
 class Plan:
-    """What every rank does with the samples of one rollout."""
+    """State what every rank does with the samples of one rollout."""
 
     minibatches: list[MiniBatch]
     share_prompts: bool
 
     def laid_tokens(self, tickets: Sequence[Ticket]) -> list[int]:
-        """Tokens that each data-parallel rank lays down in all its micro-batches."""
+        """Return the tokens that each data-parallel rank lays down in all its micro-batches."""
         by_id = {ticket.id: ticket for ticket in tickets}
         return [
             sum(
-                _tokens([by_id[i] for i in group], self.share_prompts)
+                _unit([by_id[i] for i in group], self.share_prompts).tokens
                 for minibatch in self.minibatches
                 for batch in minibatch.microbatches[rank]
                 for group in batch
             )
             for rank in range(len(self.minibatches[0].microbatches))
         ]
+
+
+class _Unit(NamedTuple):
+    """Samples of one prompt that are not parted any more."""
+
+    tokens: int
+    """Laid down for it; a response's last token predicts nothing and is left out."""
+    tickets: list[Ticket]
 
 
 def plan_microbatches(
@@ -51,23 +63,22 @@ def plan_microbatches(
     Mini-batches hold whole prompts, in order. Within one, the ranks get about the same number of tokens, no micro-batch
     more than `budget_tokens`, and every rank the same number of micro-batches.
     """
-    prompts = sorted({ticket.prompt for ticket in tickets})
+    groups: dict[int, list[Ticket]] = {}
+    for ticket in sorted(tickets, key=attrgetter("id")):
+        groups.setdefault(ticket.prompt, []).append(ticket)
+    prompts = sorted(groups)
     count = min(minibatches, len(prompts))
-    groups: dict[int, list[Ticket]] = {prompt: [] for prompt in prompts}
-    for ticket in sorted(tickets, key=lambda ticket: ticket.id):
-        groups[ticket.prompt].append(ticket)
     plans = []
     for index in range(count):
         part = prompts[len(prompts) * index // count : len(prompts) * (index + 1) // count]
         units = [unit for prompt in part for unit in _within_budget(groups[prompt], budget_tokens, share_prompts)]
-        units = _at_least(units, data_parallel)
-        ranks = _spread(units, data_parallel, share_prompts)
-        batches = [_first_fit(units, budget_tokens, share_prompts) for units in ranks]
+        ranks = _spread(_longest_first(_at_least(units, data_parallel, share_prompts)), data_parallel)
+        batches = [_first_fit(units, budget_tokens) for units in ranks]
         most = max(len(batch) for batch in batches)
         plans.append(
             MiniBatch(
                 microbatches=[
-                    _ids(_equalised(units, batch, most, budget_tokens, share_prompts))
+                    _ids(_equalised(units, batch, most, budget_tokens))
                     for units, batch in zip(ranks, batches, strict=True)
                 ],
                 ids=[ticket.id for prompt in part for ticket in groups[prompt]],
@@ -76,67 +87,94 @@ def plan_microbatches(
     return Plan(plans, share_prompts)
 
 
-def _tokens(unit: Sequence[Ticket], share_prompts: bool) -> int:
-    """Tokens laid down for a unit; a response's last token predicts nothing and is left out."""
-    prompts = unit[0].prompt_tokens * (1 if share_prompts else len(unit))
-    return prompts + sum(ticket.response_tokens - 1 for ticket in unit)
+def _unit(tickets: list[Ticket], share: bool) -> _Unit:
+    prompts = tickets[0].prompt_tokens * (1 if share else len(tickets))
+    return _Unit(prompts + sum([ticket.response_tokens for ticket in tickets]) - len(tickets), tickets)
 
 
-def _within_budget(group: list[Ticket], budget: int, share: bool) -> list[list[Ticket]]:
-    """The group in as few units as fit the budget, of about the same size; the prompt is repeated in each."""
-    for parts in range(1, len(group) + 1):
-        units = [group[len(group) * i // parts : len(group) * (i + 1) // parts] for i in range(parts)]
-        if all(_tokens(unit, share) <= budget for unit in units):
-            return units
-    return [[ticket] for ticket in group]
+def _within_budget(group: list[Ticket], budget: int, share: bool) -> list[_Unit]:
+    """Part the group into as few units as fit the budget, of about the same size; each repeats the prompt."""
+    size = len(group)
+    before = list(accumulate([ticket.response_tokens - 1 for ticket in group], initial=0))
+    for parts in range(1, size):
+        ends = [size * part // parts for part in range(parts + 1)]
+        tokens = [
+            group[start].prompt_tokens * (1 if share else end - start) + before[end] - before[start]
+            for start, end in pairwise(ends)
+        ]
+        if max(tokens) <= budget:
+            return [_Unit(count, group[start:end]) for count, (start, end) in zip(tokens, pairwise(ends), strict=True)]
+    return [_unit([ticket], share) for ticket in group]
 
 
-def _at_least(units: list[list[Ticket]], count: int) -> list[list[Ticket]]:
-    """At least `count` units, so that no rank idles while another has two samples."""
-    units = list(units)
-    while len(units) < count:
-        largest = max(units, key=len)
-        if len(largest) < 2:
-            break
-        units.remove(largest)
-        half = len(largest) // 2
-        units += [largest[:half], largest[half:]]
-    return units
+def _at_least(units: list[_Unit], count: int, share: bool) -> list[_Unit]:
+    """Halve the largest until there are `count` units, so that no rank idles while another has two samples."""
+    if len(units) >= count:
+        return units
+    largest = [(-len(unit.tickets), number, unit) for number, unit in enumerate(units)]
+    heapify(largest)
+    made = len(largest)
+    while len(largest) < count and -largest[0][0] > 1:
+        _, _, unit = heappop(largest)
+        half = len(unit.tickets) // 2
+        for tickets in (unit.tickets[:half], unit.tickets[half:]):
+            heappush(largest, (-len(tickets), made, _unit(tickets, share)))
+            made += 1
+    return [unit for _, _, unit in largest]
 
 
-def _spread(units: list[list[Ticket]], bins: int, share: bool) -> list[list[list[Ticket]]]:
-    """Longest first, each to the bin that has least."""
-    spread: list[list[list[Ticket]]] = [[] for _ in range(bins)]
-    loads = [0] * bins
-    for unit in sorted(units, key=lambda unit: (-_tokens(unit, share), unit[0].id)):
-        lightest = min(range(bins), key=lambda i: (loads[i], i))
+def _longest_first(units: list[_Unit]) -> list[_Unit]:
+    return sorted(units, key=lambda unit: (-unit[0], unit[1][0].id))
+
+
+def _spread(units: list[_Unit], bins: int) -> list[list[_Unit]]:
+    """Deal units, longest first, each to the first of the bins that have least."""
+    spread: list[list[_Unit]] = [[] for _ in range(bins)]
+    loads = [(0, number) for number in range(bins)]  # a heap, as sorted numbers are
+    for unit in units:
+        load, lightest = loads[0]
         spread[lightest].append(unit)
-        loads[lightest] += _tokens(unit, share)
+        heapreplace(loads, (load + unit.tokens, lightest))
     return spread
 
 
-def _first_fit(units: list[list[Ticket]], budget: int, share: bool) -> list[list[list[Ticket]]]:
-    """Few bins within the budget: longest first, each into the first that has room."""
-    bins: list[list[list[Ticket]]] = []
-    for unit in sorted(units, key=lambda unit: (-_tokens(unit, share), unit[0].id)):
-        for batch in bins:
-            if sum(_tokens(other, share) for other in batch) + _tokens(unit, share) <= budget:
-                batch.append(unit)
+def _first_fit(units: list[_Unit], budget: int) -> list[list[_Unit]]:
+    """Fill few bins within the budget: units come longest first, each goes into the first bin that has room.
+
+    `room` is a tournament tree: a node holds the most room of its children 2 i and 2 i + 1; the leaves are the bins.
+    """
+    # Any two bins hold more than the budget together, or the second's first unit would be in the first.
+    most = min(len(units), 2 * sum(unit.tokens for unit in units) // budget + 2)
+    leaves = 1 << max(most - 1, 0).bit_length()
+    room = [budget] * (2 * leaves)
+    bins: list[list[_Unit]] = []
+    for unit in units:
+        tokens = unit.tokens
+        node = 1 if room[1] >= tokens else leaves + len(bins)  # more than the budget: a bin of its own
+        while node < leaves:
+            node += node
+            if room[node] < tokens:
+                node += 1
+        if node == leaves + len(bins):
+            bins.append([])
+        bins[node - leaves].append(unit)
+        left = room[node] = room[node] - tokens
+        while node > 1:
+            left = left if left > room[node ^ 1] else room[node ^ 1]
+            node >>= 1
+            if room[node] == left:
                 break
-        else:
-            bins.append([unit])
+            room[node] = left
     return bins
 
 
-def _equalised(
-    units: list[list[Ticket]], batches: list[list[list[Ticket]]], count: int, budget: int, share: bool
-) -> list[list[list[Ticket]]]:
-    """Exactly `count` micro-batches: evenly filled where that keeps the budget, else with empty ones at the end."""
-    even = _spread(units, count, share)
-    if all(sum(_tokens(unit, share) for unit in batch) <= budget for batch in even):
+def _equalised(units: list[_Unit], batches: list[list[_Unit]], count: int, budget: int) -> list[list[_Unit]]:
+    """Return exactly `count` micro-batches: evenly filled where that keeps the budget, else the last ones are empty."""
+    even = _spread(units, count)
+    if all(sum([unit.tokens for unit in batch]) <= budget for batch in even):
         return sorted(even, key=lambda batch: not batch)
     return batches + [[] for _ in range(count - len(batches))]
 
 
-def _ids(batches: list[list[list[Ticket]]]) -> list[MicroBatch]:
-    return [[[ticket.id for ticket in unit] for unit in batch] for batch in batches]
+def _ids(batches: list[list[_Unit]]) -> list[MicroBatch]:
+    return [[[ticket.id for ticket in unit.tickets] for unit in batch] for batch in batches]
