@@ -108,7 +108,7 @@ def wait_until(true, seconds=10.0):
 
 
 def processes(pool) -> list[int]:
-    return [worker.process for worker in pool._workers]
+    return list(pool.graders)
 
 
 def test_many_samples_come_back_each_once_with_their_own_verdict(pool):
@@ -278,7 +278,7 @@ def test_no_process_is_left_when_the_parent_is_killed(rules, word):
         "from spmd_rl.rewards.grade import RewardSample\n"
         "pool = GraderPool({sys.argv[1]: 1.0}, workers=2, timeout_seconds=600)\n"
         "for i in range(2): pool.submit(i, RewardSample('q', sys.argv[2], 'a'))\n"
-        "print(*[w.process for w in pool._workers], flush=True)\n"
+        "print(*pool.graders, flush=True)\n"
         "time.sleep(1000)\n"
     )
     parent = subprocess.Popen(
