@@ -45,7 +45,7 @@ def run_grpo(config: Config, ranks: Ranks, story: RunContext, log: RunLog) -> No
             scored, judging = reward_models.score(ranks, samples, scored, timed)
 
             with timed("adv"):
-                groups = [sample.prompt for sample in samples]
+                groups = [sample.group for sample in samples]
                 rewards = [scored[sample.id].reward for sample in samples]
                 correct = judged_correct(samples, scored)
                 advantages = group_advantages(groups, rewards, algorithm.normalize_std, algorithm.std_epsilon)
@@ -73,7 +73,7 @@ def run_grpo(config: Config, ranks: Ranks, story: RunContext, log: RunLog) -> No
                     log.add_all(ranks.score("reference"))
             with timed("update"):
                 rate = learning_rate(step, train)
-                tokens_of = {sample.id: sample.response_tokens for sample in kept}
+                tokens_of = {sample.id: sample.loss_tokens for sample in kept}
                 # One optimizer step each.
                 for index, minibatch in enumerate(plan.minibatches):
                     weights = token_weights([tokens_of[i] for i in minibatch.ids], algorithm.loss_reduction)

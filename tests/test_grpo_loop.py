@@ -60,7 +60,7 @@ class RecordingRanks:
         self.generated.append((split, tuple(rows), step, samples_per_prompt))
         self.step = step
         self.tickets = [
-            Ticket(prompt * samples_per_prompt + sample, prompt, sample, 0, 5, 3, "stop")
+            Ticket(prompt * samples_per_prompt + sample, prompt, 5, 3, 3, "stop")
             for prompt in range(len(rows))
             for sample in range(samples_per_prompt)
         ]

@@ -85,7 +85,7 @@ class Bench:
         for name in range(4):
             prompt, response = (torch.randint(3, vocabulary, (16,), generator=draw) for _ in range(2))
             held[name] = TrainSample(name, prompt, response, torch.full((16,), -6.0))
-            tickets.append(Ticket(name, name, 0, 0, 16, 16, "stop"))
+            tickets.append(Ticket(name, name, 16, 16, 16, "stop"))
         plan = plan_microbatches(tickets, self.layout.data, 1, 256, False)
         mine = plan.minibatches[0].microbatches[data_rank]
         self.packs = self.trainer.pack([[[held[i] for i in group] for group in batch] for batch in mine], False)

@@ -3,21 +3,22 @@
 from collections.abc import Sequence
 
 
-def token_weights(response_tokens: Sequence[int], reduction: str) -> list[float]:
-    """The weight of each response token of each sample in the mini-batch's loss.
+def token_weights(loss_tokens: Sequence[int], reduction: str) -> list[float]:
+    """Return the weight of each trained token of each sample in the mini-batch's loss.
 
-    `response_tokens` are the lengths of ALL samples of the mini-batch, over all ranks. The loss is the plain sum, over
-    ranks and micro-batches, of weight * token loss: denominators are global and known before any forward pass, so any
-    partition of the samples gives the same gradient. A sample without response tokens weighs 0.0 and is not counted.
+    `loss_tokens`: of ALL samples of the mini-batch, over all ranks, the tokens that are trained on. The loss is the
+    plain sum, over ranks and micro-batches, of weight * token loss: denominators are global and known before any
+    forward pass, so any partition of the samples gives the same gradient. A sample without such tokens weighs 0.0 and
+    is not counted.
 
     token_mean: mean over all tokens, so that long responses count for more (DAPO, https://arxiv.org/abs/2503.14476,
     section 3.3). sequence_mean: mean over samples of each sample's token mean (GRPO, https://arxiv.org/abs/2402.03300,
     equation 3; there group by group, which is the same number when all groups are of one size).
     """
     if reduction == "token_mean":
-        total_tokens = sum(response_tokens)
-        return [1.0 / total_tokens if tokens else 0.0 for tokens in response_tokens]
+        total_tokens = sum(loss_tokens)
+        return [1.0 / total_tokens if tokens else 0.0 for tokens in loss_tokens]
     if reduction == "sequence_mean":
-        samples = sum(tokens > 0 for tokens in response_tokens)
-        return [1.0 / (samples * tokens) if tokens else 0.0 for tokens in response_tokens]
+        samples = sum(tokens > 0 for tokens in loss_tokens)
+        return [1.0 / (samples * tokens) if tokens else 0.0 for tokens in loss_tokens]
     raise ValueError(f"algorithm.loss_reduction = {reduction!r}: choose token_mean or sequence_mean")

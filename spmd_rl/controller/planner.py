@@ -65,7 +65,7 @@ def plan_microbatches(
     """
     groups: dict[int, list[Ticket]] = {}
     for ticket in sorted(tickets, key=attrgetter("id")):
-        groups.setdefault(ticket.prompt, []).append(ticket)
+        groups.setdefault(ticket.group, []).append(ticket)
     prompts = sorted(groups)
     count = min(minibatches, len(prompts))
     plans = []

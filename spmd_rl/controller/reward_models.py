@@ -67,7 +67,7 @@ class RewardModels:
     ) -> list[float]:
         values = scores
         if model.normalize == "group":
-            values = standardized_in_groups([ticket.prompt for ticket in tickets], scores)
+            values = standardized_in_groups([ticket.group for ticket in tickets], scores)
         elif model.normalize == "batch":
             values = standardized_in_groups([0] * len(scores), scores)
         elif model.normalize == "running":

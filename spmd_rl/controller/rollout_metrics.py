@@ -27,7 +27,7 @@ def sample_metrics(tickets: Sequence[Ticket], scored: dict[int, SampleReward], c
     if config.reward.rules:
         causes = Counter(score.cause for score in scores)
         metrics |= {f"reward/cause/{cause}": causes[cause] / max(len(scores), 1) for cause in CAUSES}
-    metrics |= _spread("response_length", [ticket.response_tokens for ticket in tickets])
+    metrics |= _spread("response_length", [ticket.loss_tokens for ticket in tickets])
     metrics |= _spread("prompt_length", [ticket.prompt_tokens for ticket in tickets])
     return metrics
 

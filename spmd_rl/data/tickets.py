@@ -5,20 +5,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Ticket:
-    """What rank 0 knows of one sample: who it is, who holds its tokens, how long it is, why it ended."""
+    """What rank 0 knows of one sample: whose group it is in, how long it is, why it ended."""
 
     id: int
-    """prompt * samples_per_prompt + sample; unique within the step."""
-    prompt: int
-    """Index of the prompt within the step."""
-    sample: int
-    """Index of the sample within its prompt's group."""
-    owner: int
-    """Global rank that holds the tokens and log-probabilities."""
+    """group * samples_per_prompt + the sample's number in it; unique within the step."""
+    group: int
+    """Of the samples of one prompt: the prompt's index within the step."""
     prompt_tokens: int
     response_tokens: int
+    loss_tokens: int
+    """Those of the response that the policy wrote, and is trained on."""
     finish_reason: str
     """Either "stop" (an end token or stop string) or "length" (the response limit)."""
+    policy_version: int = 0
+    """The step whose weights wrote it."""
 
     @property
     def tokens(self) -> int:

@@ -79,12 +79,12 @@ class Rollouts:
         tickets = [
             Ticket(
                 id=completion.id,
-                prompt=completion.id // samples_per_prompt,
-                sample=completion.id % samples_per_prompt,
-                owner=self.rank,
+                group=completion.id // samples_per_prompt,
                 prompt_tokens=len(completion.prompt),
                 response_tokens=len(completion.response),
+                loss_tokens=len(completion.response),
                 finish_reason=completion.finish_reason,
+                policy_version=step,
             )
             for completion in made
         ]

@@ -19,7 +19,8 @@ def rollouts(draw):
     for prompt in range(draw(st.integers(1, 7))):
         length = draw(st.integers(1, 100))
         for sample in range(draw(st.integers(1, 9))):
-            tickets.append(Ticket(prompt * 9 + sample, prompt, sample, 0, length, draw(st.integers(1, 200)), "stop"))
+            response = draw(st.integers(1, 200))
+            tickets.append(Ticket(prompt * 9 + sample, prompt, length, response, response, "stop"))
     return tickets
 
 
@@ -38,7 +39,7 @@ def test_a_plan_holds_every_sample_once_within_the_budget(tickets, data_parallel
         for batches in minibatch.microbatches:
             for batch in batches:
                 for group in batch:
-                    assert len({by_id[i].prompt for i in group}) == 1
+                    assert len({by_id[i].group for i in group}) == 1
                 used = sum(
                     by_id[group[0]].prompt_tokens * (1 if share else len(group))
                     + sum(by_id[i].response_tokens - 1 for i in group)
@@ -46,7 +47,7 @@ def test_a_plan_holds_every_sample_once_within_the_budget(tickets, data_parallel
                 )
                 assert used <= BUDGET
     assert sorted(seen) == sorted(by_id)
-    prompts = [{by_id[i].prompt for i in minibatch.ids} for minibatch in plan.minibatches]
+    prompts = [{by_id[i].group for i in minibatch.ids} for minibatch in plan.minibatches]
     assert sum(map(len, prompts)) == len(set().union(*prompts)), "a prompt is in two mini-batches"
 
 
@@ -75,12 +76,12 @@ def plainly(tickets, data_parallel, minibatches, budget, share):
             room[0].append(unit)
         return bins
 
-    prompts = sorted({t.prompt for t in tickets})
+    prompts = sorted({t.group for t in tickets})
     plan = []
     for part in parted(prompts, min(minibatches, len(prompts))) if prompts else []:
         units = []
         for prompt in part:
-            group = sorted((t for t in tickets if t.prompt == prompt), key=lambda t: t.id)
+            group = sorted((t for t in tickets if t.group == prompt), key=lambda t: t.id)
             ways = (parted(group, parts) for parts in range(1, len(group) + 1))
             units += next((w for w in ways if all(tokens(u) <= budget for u in w)), [[t] for t in group])
         while len(units) < data_parallel and len(largest := max(units, key=len)) > 1:
@@ -108,22 +109,20 @@ def test_the_plan_is_the_one_that_looking_at_every_bin_finds(tickets, data_paral
 def test_planning_takes_time_about_in_proportion_to_the_samples():
     """131,072 samples over 2,048 ranks take half a second; looking at every bin for each takes forty times that."""
     rng = random.Random(1)
-    tickets = [Ticket(i, i // 16, i % 16, 0, 50 + i // 16 % 750, rng.randint(20, 8000), "stop") for i in range(131_072)]
+    tickets = [Ticket(i, i // 16, 50 + i // 16 % 750, rng.randint(20, 8000), 20, "stop") for i in range(131_072)]
     started = time.process_time()
     plan_microbatches(tickets, 2048, 1, 16384, True)
     assert time.process_time() - started < 4.0, "a wide margin: other processes slow this one down"
 
 
 def test_work_is_balanced_over_the_data_parallel_ranks():
-    tickets = [
-        Ticket(p * 8 + s, p, s, 0, 50, 10 + 17 * ((p * 5 + s) % 11), "stop") for p in range(32) for s in range(8)
-    ]
+    tickets = [Ticket(p * 8 + s, p, 50, 10 + 17 * ((p * 5 + s) % 11), 9, "stop") for p in range(32) for s in range(8)]
     loads = plan_microbatches(tickets, 4, 1, 4096, True).laid_tokens(tickets)
     assert max(loads) < 1.02 * min(loads)
 
 
 def test_one_prompt_is_split_so_that_no_rank_idles():
-    tickets = [Ticket(s, 0, s, 0, 50, 20, "stop") for s in range(8)]
+    tickets = [Ticket(s, 0, 50, 20, 20, "stop") for s in range(8)]
     plan = plan_microbatches(tickets, 4, 1, 4096, True)
     assert [sum(len(g) for b in batches for g in b) for batches in plan.minibatches[0].microbatches] == [2, 2, 2, 2]
 

@@ -11,7 +11,7 @@ from spmd_rl.controller.reward_models import RewardModels
 from spmd_rl.controller.rollout_metrics import judged_correct, sample_metrics
 from spmd_rl.data.tickets import UNJUDGED, SampleReward, Ticket
 
-TICKETS = [Ticket(i, i // 2, i % 2, 0, 10 + i // 2, 5 + i, "stop") for i in range(4)]
+TICKETS = [Ticket(i, i // 2, 10 + i // 2, 5 + i, 5 + i, "stop") for i in range(4)]
 
 
 class Ranks:

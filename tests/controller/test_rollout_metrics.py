@@ -7,7 +7,7 @@ import pytest
 from spmd_rl.controller.rollout_metrics import keep_conversations
 from spmd_rl.data.tickets import Ticket
 
-TICKETS = [Ticket(i, i // 4, i % 4, 0, 5, 5, "stop") for i in range(16)]
+TICKETS = [Ticket(i, i // 4, 5, 5, 5, "stop") for i in range(16)]
 
 
 class Heard:

@@ -129,7 +129,7 @@ class Heard:
 
     def generate(self, split, rows, step, samples, sampling):
         self.asked = split, list(rows), step, samples
-        return [Ticket(i, i // 2, i % 2, 0, 5, 10, "stop") for i in range(2 * len(rows))], {}
+        return [Ticket(i, i // 2, 5, 10, 10, "stop") for i in range(2 * len(rows))], {}
 
     def rewards(self):
         return {}, {"timing/non_overlap_rule_reward": 0.5}

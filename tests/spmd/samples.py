@@ -22,7 +22,7 @@ def make_samples(vocabulary: int) -> tuple[dict[int, TrainSample], list[Ticket]]
             name = prompt * SAMPLES + index
             response = torch.randint(3, vocabulary, (length,), generator=draw)
             samples[name] = TrainSample(name, tokens, response, torch.randn(length, generator=draw) - 6)
-            tickets.append(Ticket(name, prompt, index, 0, len(tokens), length, "stop"))
+            tickets.append(Ticket(name, prompt, len(tokens), length, length, "stop"))
     return samples, tickets
 
 
