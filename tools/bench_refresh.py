@@ -279,7 +279,7 @@ class GatherEverything:
         import torch
         import torch.distributed as dist
 
-        from spmd_rl.weights.transfer.weight_transfer import view
+        from spmd_rl.weights.transfer.boxes import view
 
         mine = self.train.coords(self.world.rank)
         for stage, shards in enumerate(self.shards):

@@ -33,8 +33,8 @@ from spmd_rl.patches.checkpoint_writes import failures
 from spmd_rl.training.checkpoint_pieces import save_own_pieces
 from spmd_rl.training.model import PolicyModel
 from spmd_rl.training.optimizer import PolicyOptimizer
-from spmd_rl.weights.files.checkpoint_files import Checkpoint
 from spmd_rl.weights.files.checkpoint_layout import CONTENT
+from spmd_rl.weights.files.checkpoint_reader import Checkpoint
 
 _OPTIMIZER = {"distrib_optim_sharding_type": "fully_reshardable", "chained_optim_avoid_prefix": True}
 

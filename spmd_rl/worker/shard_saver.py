@@ -18,7 +18,8 @@ from spmd_rl.distributed.world import World
 from spmd_rl.health.preemption import preemption_event
 from spmd_rl.training.checkpoint import TrainingState
 from spmd_rl.training.trainer import Trainer
-from spmd_rl.weights.files.checkpoint_sources import CheckpointSource, fill_shard
+from spmd_rl.weights.files.checkpoint_reader import CheckpointSource
+from spmd_rl.weights.files.weight_source import fill_shard
 from spmd_rl.weights.transfer.boxes import Shard
 
 WEIGHTS = "training"

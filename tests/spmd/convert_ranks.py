@@ -21,8 +21,9 @@ def main() -> None:
     from spmd_rl.training.model import build_model
     from spmd_rl.training.parallel import start_parallel
     from spmd_rl.weights.families import megatron_shard
-    from spmd_rl.weights.files.checkpoint_sources import CheckpointSource, fill_shard
+    from spmd_rl.weights.files.checkpoint_reader import CheckpointSource
     from spmd_rl.weights.files.hf_reader import load_shard
+    from spmd_rl.weights.files.weight_source import fill_shard
 
     world = worlds.start(platform, 600)
     results = []

@@ -230,7 +230,7 @@ def compare(trainer, shard, before, expected_file: str) -> tuple[dict[str, float
     """
     import torch
 
-    from spmd_rl.weights.transfer.weight_transfer import view
+    from spmd_rl.weights.transfer.boxes import view
 
     expected = torch.load(expected_file)
     gather_gradients(trainer.wrapped)

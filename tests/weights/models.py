@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from spmd_rl.distributed.layout import RolloutLayout, TrainLayout
 from spmd_rl.models.model_shape import Experts, LatentAttention
 from spmd_rl.weights.families import FAMILIES, hf_tensors
-from spmd_rl.weights.transfer.boxes import Shard
-from spmd_rl.weights.transfer.weight_transfer import view
+from spmd_rl.weights.transfer.boxes import Shard, view
 
 
 def model_shape(**changes):

@@ -1,4 +1,4 @@
-"""The fourth spelling of the weights: the keys and chunks of Megatron's distributed checkpoints.
+"""Spell the weights a fourth way: the keys and chunks of Megatron's distributed checkpoints.
 
 There a tensor is whole, whatever the layout that wrote it, and stored as chunks. Layers count through the whole model
 (Megatron's `non_homogeneous_layers`), the experts of a layer are stacked along a leading dimension, and gate and up
@@ -7,7 +7,7 @@ projections lie whole below each other. Vocabularies aren't padded.
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from spmd_rl.distributed.layout import TrainLayout
 from spmd_rl.weights.families import megatron_shard
@@ -52,21 +52,13 @@ def extra_states(whole: Shard, shape: Sizes) -> list[str]:
     return names
 
 
-def by_tensor(shard: Shard) -> dict[str, list[Piece]]:
-    """The pieces of each Hugging Face tensor."""
-    found: dict[str, list[Piece]] = defaultdict(list)
-    for piece in shard.pieces:
-        found[piece.tensor].append(piece)
-    return dict(found)
-
-
 def rank_chunks(shape: Sizes, layout: TrainLayout, whole: Shard, most_elements: int) -> list[list[Box]]:
     """For each rank of a layout, the parts of the checkpoint's tensors that it writes, in the model's order.
 
     A part that several ranks hold is the first one's. Boxes are of checkpoint tensors, at most so many elements each.
     Raises ValueError when the layout can't hold the model.
     """
-    homes = by_tensor(whole)
+    homes = whole.by_tensor
     seen: set[Box] = set()
     looked_at: set[int] = set()
     chunks: list[list[Box]] = []
@@ -84,7 +76,7 @@ def rank_chunks(shape: Sizes, layout: TrainLayout, whole: Shard, most_elements: 
     return chunks
 
 
-def _in_checkpoint(pieces: tuple[Piece, ...], homes: dict[str, list[Piece]]) -> list[Box]:
+def _in_checkpoint(pieces: tuple[Piece, ...], homes: Mapping[str, tuple[Piece, ...]]) -> list[Box]:
     """Where the pieces of one parameter of a rank lie in the checkpoint: as few boxes as there are."""
     # Pieces that are moved by the same distance stay neighbours: together they are one box.
     together: dict[tuple[str, Index], list[Box]] = defaultdict(list)
@@ -105,7 +97,7 @@ def _in_checkpoint(pieces: tuple[Piece, ...], homes: dict[str, list[Piece]]) -> 
     return boxes
 
 
-def pieces_in(chunk: Box, pieces: tuple[Piece, ...]) -> Iterator[tuple[Box, Index]]:
+def pieces_in(chunk: Box, pieces: Iterable[Piece]) -> Iterator[tuple[Box, Index]]:
     """The Hugging Face boxes in a chunk of one checkpoint tensor, and where in the chunk each begins.
 
     `pieces`: those of the tensor. The place has the chunk's dimensions.
@@ -121,7 +113,7 @@ def pieces_in(chunk: Box, pieces: tuple[Piece, ...]) -> Iterator[tuple[Box, Inde
         yield Box(piece.tensor, start, common.shape[lead:]), place
 
 
-def chunks_of(box: Box, pieces: list[Piece]) -> Iterator[tuple[Box, Index]]:
+def chunks_of(box: Box, pieces: Iterable[Piece]) -> Iterator[tuple[Box, Index]]:
     """The parts of checkpoint tensors in a Hugging Face box, and where in the box each begins.
 
     `pieces`: those of the Hugging Face tensor.

@@ -17,14 +17,15 @@ import torch
 from spmd_rl.distributed.layout import TrainLayout
 from spmd_rl.models.model_shape import VALUE_FAMILIES, ModelShape, read_model_shape
 from spmd_rl.weights.families import hf_shard
-from spmd_rl.weights.files.checkpoint_files import METADATA, Stored, write_chunk, write_index
 from spmd_rl.weights.files.checkpoint_job import Job, Unit, fingerprint, gather, rank_and_size
 from spmd_rl.weights.files.checkpoint_layout import CONTENT, checkpoint_shard, extra_states, pieces_in, rank_chunks
-from spmd_rl.weights.files.checkpoint_sources import CheckpointSource, HfSource, Source, first_difference
+from spmd_rl.weights.files.checkpoint_reader import METADATA, CheckpointSource, Stored
+from spmd_rl.weights.files.checkpoint_writer import write_chunk, write_index
 from spmd_rl.weights.files.export import SafetensorsFiles, copy_companions, group_tensors, with_head
 from spmd_rl.weights.files.hf_extras import read_files, remember_files, say_value_head
-from spmd_rl.weights.transfer.boxes import Box, Index, Shard, split
-from spmd_rl.weights.transfer.weight_transfer import view
+from spmd_rl.weights.files.hf_reader import HfSource
+from spmd_rl.weights.files.weight_source import Source, first_difference
+from spmd_rl.weights.transfer.boxes import Box, Index, Shard, split, view
 
 HF = "hf"  # in a checkpoint: the model's config.json, tokenizer and so on
 _VERSION = 1

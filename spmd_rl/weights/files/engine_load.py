@@ -1,4 +1,4 @@
-"""Weights for an engine that nothing trains: from a Hugging Face directory or a checkpoint, one parameter at a time."""
+"""Load an engine that nothing trains, from a Hugging Face directory or a checkpoint, one parameter at a time."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -6,13 +6,14 @@ from pathlib import Path
 import torch
 
 from spmd_rl.weights.families.table import Sizes
-from spmd_rl.weights.files.checkpoint_files import is_checkpoint
-from spmd_rl.weights.files.checkpoint_sources import CheckpointSource, HfSource, Source, fill_shard
+from spmd_rl.weights.files.checkpoint_reader import CheckpointSource, is_checkpoint
+from spmd_rl.weights.files.hf_reader import HfSource
+from spmd_rl.weights.files.weight_source import Source, fill_shard
 from spmd_rl.weights.transfer.boxes import Shard
 
 
 def open_source(path: str, shape: Sizes) -> Source:
-    """The weights in a directory, whose headers are checked. Raises ValueError: broken, or not of this shape."""
+    """Open the weights in a directory, whose headers are checked. Raises ValueError: broken, or not of this shape."""
     return CheckpointSource(path, shape) if is_checkpoint(Path(path)) else HfSource(path, shape)
 
 

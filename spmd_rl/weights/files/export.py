@@ -13,13 +13,13 @@ import torch.distributed as dist
 from spmd_rl.distributed.gather import gather
 from spmd_rl.weights.families import hf_shard
 from spmd_rl.weights.families.table import Sizes
-from spmd_rl.weights.files.hf_reader import INDEX, SINGLE, check_headers, read_headers
+from spmd_rl.weights.files.hf_reader import DTYPES, INDEX, SINGLE, check_headers, read_headers
 from spmd_rl.weights.transfer.boxes import NOTHING, Box, Index, Shard, whole
 from spmd_rl.weights.transfer.transfer_plan import BUCKET_ELEMENTS, plan
 from spmd_rl.weights.transfer.weight_transfer import WeightTransfer
 
 WRITER = 0  # the rank that writes
-DTYPE_NAMES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+_DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 # What belongs to a model directory besides the weights.
 _COMPANIONS = (
     "config.json",
@@ -152,7 +152,7 @@ class SafetensorsFiles:
         offset = 0
         for name in sorted(names, key=lambda name: -self._dtypes[name].itemsize):
             header[name] = {
-                "dtype": DTYPE_NAMES[self._dtypes[name]],
+                "dtype": _DTYPE_NAMES[self._dtypes[name]],
                 "shape": list(self._shapes[name]),
                 "data_offsets": [offset, offset + self.bytes_of[name]],
             }

@@ -1,4 +1,4 @@
-"""What lies beside the weights in a converted checkpoint: config.json, and in which files the tensors were."""
+"""Keep beside a converted checkpoint what came with the model: config.json, and in which files the tensors were."""
 
 import json
 from pathlib import Path
@@ -6,9 +6,8 @@ from typing import Any
 
 from spmd_rl.models.model_shape import ModelShape
 from spmd_rl.weights.families import hf_shard
-from spmd_rl.weights.files.checkpoint_sources import HfSource
 from spmd_rl.weights.files.export import with_head
-from spmd_rl.weights.files.hf_reader import INDEX
+from spmd_rl.weights.files.hf_reader import INDEX, HfSource
 
 _FILES = "files.json"
 

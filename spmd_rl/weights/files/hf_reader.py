@@ -1,9 +1,9 @@
-"""Read a Hugging Face directory into a shard: only the slices that the shard holds."""
+"""Read a Hugging Face directory: its headers, which are checked first, and then any slice of its tensors."""
 
 import json
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,12 +12,13 @@ from safetensors import SafetensorError, safe_open
 
 from spmd_rl.weights.families import hf_tensors
 from spmd_rl.weights.families.table import Sizes
-from spmd_rl.weights.transfer.boxes import Index, Shard
-from spmd_rl.weights.transfer.weight_transfer import view
+from spmd_rl.weights.files.weight_source import fill_shard, some
+from spmd_rl.weights.transfer.boxes import Box, Index, Shard
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-_FLOATS = ("F64", "F32", "F16", "BF16")
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+"""By the names that safetensors has for them."""
 # Tensors that some directories hold besides the model's parameters and that say nothing new: rotary tables.
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 _HARMLESS = re.compile(r"\.rotary_emb\.(inv_freq|cos_cached|sin_cached)$")
@@ -25,7 +26,7 @@ _HARMLESS = re.compile(r"\.rotary_emb\.(inv_freq|cos_cached|sin_cached)$")
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a file says of one tensor."""
+    """A file's word on one tensor."""
 
     file: Path
     shape: Index
@@ -33,36 +34,67 @@ class Header:
 
 
 def read_headers(path: str | Path) -> dict[str, Header]:
-    """Name -> header of every tensor in the directory. Raises ValueError naming the file that is missing or broken."""
-    with ExitStack() as stack:
-        return _headers(Path(path), _open(Path(path), stack))
+    """Return name -> header of every tensor in the directory.
 
-
-def load_shard(path: str | Path, shard: Shard, params: Mapping[str, torch.Tensor], shape: Sizes) -> int:
-    """Fill a shard's parameters (name -> tensor) from the directory; returns the number of elements read.
-
-    Values are cast to the parameter's dtype, padding is set to zero. The whole directory is checked against the model's
-    shape before the first value is copied. Raises ValueError: no directory, no safetensors, a file that is missing or
-    broken, a tensor that is missing, unexpected, not floating point or of another shape.
+    Raises ValueError naming the file that is missing or broken.
     """
-    assert params.keys() >= shard.params.keys(), f"no tensor for {sorted(shard.params.keys() - params.keys())}"
-    for name, size in shard.params.items():
-        assert tuple(params[name].shape) == size, f"{name} is {tuple(params[name].shape)}, its shard says {size}"
-    with ExitStack() as stack:
-        files = _open(Path(path), stack)
-        headers = _headers(Path(path), files)
-        check_headers(path, headers, shape)
-        with torch.no_grad():
-            for name in shard.params:
-                if shard.padded(name):
-                    params[name].zero_()
-            for piece in shard.pieces:
-                file = headers[piece.tensor].file
-                box = tuple(slice(a, a + n) for a, n in zip(piece.start, piece.shape, strict=True))
-                with _naming(file):
-                    values = files[file].get_slice(piece.tensor)[box]
-                view(params[piece.param], piece.at, piece.shape).copy_(values)
-    return sum(piece.elements for piece in shard.pieces)
+    path = Path(path)
+    headers: dict[str, Header] = {}
+    for file in _files(path):
+        with _naming(file), safe_open(file, framework="pt") as handle:
+            for name in handle.keys():  # noqa: SIM118 (not a mapping)
+                if name in headers:
+                    raise ValueError(f"model.path = {path}: {name} is in {headers[name].file.name} and in {file.name}")
+                part = handle.get_slice(name)
+                headers[name] = Header(file, tuple(part.get_shape()), part.get_dtype())
+    if (path / INDEX).exists():
+        lost = [name for name in _weight_map(path / INDEX) if name not in headers]
+        if lost:
+            raise ValueError(f"model.path = {path}: {INDEX} lists {some(lost)}, which no file holds")
+    return headers
+
+
+class HfSource:
+    """A Hugging Face directory, read slice by slice: only what is asked for.
+
+    The whole directory is checked against the model's shape first. `zeros`: tensors that it lacks and that are zero.
+    Raises ValueError: no directory, no safetensors, a file that is missing or broken, a tensor that is missing,
+    unexpected, not floating point or of another shape.
+    """
+
+    def __init__(self, path: str | Path, shape: Sizes, zeros: Collection[str] = (), remap_bytes: int = 64 << 20):
+        self.path = Path(path)
+        self.headers = read_headers(self.path)
+        check_headers(self.path, self.headers, shape)
+        self._zeros = frozenset(zeros)
+        self._remap_bytes = remap_bytes
+        self._file: Path | None = None
+        self._handle: safe_open | None = None
+        self._touched = 0
+
+    def dtype(self, tensor: str) -> torch.dtype:
+        return DTYPES[self.headers["model.embed_tokens.weight" if tensor in self._zeros else tensor].dtype]
+
+    def copy(self, box: Box, target: torch.Tensor) -> None:
+        if box.tensor in self._zeros:
+            target.zero_()
+            return
+        header = self.headers[box.tensor]
+        with _naming(header.file):
+            # The files are mapped into memory: what was read counts as this process's until they are closed.
+            if self._handle is None or header.file != self._file or self._touched >= self._remap_bytes:
+                self._handle = None
+                self._handle, self._file, self._touched = safe_open(header.file, framework="pt"), header.file, 0
+            part = tuple(slice(a, a + n) for a, n in zip(box.start, box.shape, strict=True))
+            target.copy_(self._handle.get_slice(box.tensor)[part])
+        # A part of each row costs the pages of whole rows.
+        rows = box.elements // box.shape[-1]
+        self._touched += rows * header.shape[-1] * self.dtype(box.tensor).itemsize
+
+
+def load_shard(path: str | Path, shard: Shard, parameters: Mapping[str, torch.Tensor], shape: Sizes) -> None:
+    """Fill a shard's parameters (name -> tensor) from a directory; see HfSource and fill_shard."""
+    fill_shard(HfSource(path, shape), shard, parameters)
 
 
 def check_headers(path: str | Path, headers: Mapping[str, Header], shape: Sizes) -> None:
@@ -75,11 +107,11 @@ def check_headers(path: str | Path, headers: Mapping[str, Header], shape: Sizes)
             "weights are those of one that doesn't: fetch them again, or train a head first"
         )
     if missing:
-        raise ValueError(f"model.path = {path}: lacks {_some(missing)}; its config.json describes another model")
+        raise ValueError(f"model.path = {path}: lacks {some(missing)}; its config.json describes another model")
     unexpected = [name for name in headers if name not in expected and not _harmless(name, shape)]
     if unexpected:
         raise ValueError(
-            f"model.path = {path}: holds {_some(unexpected)}, which a {shape.family} model as config.json describes it "
+            f"model.path = {path}: holds {some(unexpected)}, which a {shape.family} model as config.json describes it "
             "doesn't have; they would be ignored"
         )
     for name, size in expected.items():
@@ -89,10 +121,10 @@ def check_headers(path: str | Path, headers: Mapping[str, Header], shape: Sizes)
                 f"model.path = {path}: {name} has shape {header.shape} in {header.file.name}, "
                 f"its config.json means {size}"
             )
-        if header.dtype not in _FLOATS:
+        if header.dtype not in DTYPES:
             raise ValueError(
                 f"model.path = {path}: {name} is {header.dtype} in {header.file.name}; quantized weights can't be "
-                f"trained, use a directory with {', '.join(_FLOATS)}"
+                f"trained, use a directory with {', '.join(DTYPES)}"
             )
 
 
@@ -105,15 +137,6 @@ def _harmless(name: str, shape: Sizes) -> bool:
     return bool(_HARMLESS.search(name)) or (shape.tied and name == "lm_head.weight")
 
 
-def _open(path: Path, stack: ExitStack) -> dict[Path, safe_open]:
-    """The directory's files, opened; each exists, is complete and has a readable header."""
-    opened = {}
-    for file in _files(path):
-        with _naming(file):
-            opened[file] = stack.enter_context(safe_open(file, framework="pt"))
-    return opened
-
-
 def _files(path: Path) -> list[Path]:
     if not path.is_dir():
         raise ValueError(f"model.path = {path}: no such directory")
@@ -122,12 +145,12 @@ def _files(path: Path) -> list[Path]:
         if (path / SINGLE).exists():
             return [path / SINGLE]
         others = sorted(p.name for p in path.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".gguf", ".safetensors"))
-        held = f" (only {_some(others)})" if others else ""
+        held = f" (only {some(others)})" if others else ""
         raise ValueError(f"model.path = {path}: no {SINGLE} and no {INDEX}{held}; save the model as safetensors")
     names = sorted(set(_weight_map(index).values()))
     absent = [name for name in names if not (path / name).exists()]
     if absent:
-        raise ValueError(f"model.path = {path}: {INDEX} names {_some(absent)}, not there; the download is incomplete")
+        raise ValueError(f"model.path = {path}: {INDEX} names {some(absent)}, not there; the download is incomplete")
     return [path / name for name in names]
 
 
@@ -140,21 +163,6 @@ def _weight_map(index: Path) -> dict[str, str]:
         raise ValueError(f"{index}: not an index of safetensors files ({type(error).__name__}: {error})") from error
 
 
-def _headers(path: Path, files: Mapping[Path, safe_open]) -> dict[str, Header]:
-    headers: dict[str, Header] = {}
-    for file, handle in files.items():
-        for name in handle.keys():  # noqa: SIM118 (not a mapping)
-            if name in headers:
-                raise ValueError(f"model.path = {path}: {name} is in {headers[name].file.name} and in {file.name}")
-            part = handle.get_slice(name)
-            headers[name] = Header(file, tuple(part.get_shape()), part.get_dtype())
-    if (path / INDEX).exists():
-        lost = [name for name, file in _weight_map(path / INDEX).items() if name not in headers]
-        if lost:
-            raise ValueError(f"model.path = {path}: {INDEX} lists {_some(lost)}, which no file holds")
-    return headers
-
-
 @contextmanager
 def _naming(file: Path) -> Iterator[None]:
     """Say which file is broken."""
@@ -165,8 +173,3 @@ def _naming(file: Path) -> Iterator[None]:
             f"{file}: broken or cut off ({error}; {file.stat().st_size} bytes); fetch it again "
             "(a file of about 130 bytes is a Git LFS pointer)"
         ) from error
-
-
-def _some(names: list[str], most: int = 3) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more

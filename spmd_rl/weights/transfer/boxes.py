@@ -5,7 +5,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise, product
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import torch
 
 Index = tuple[int, ...]
 
@@ -114,6 +117,13 @@ def intersect(a: Piece | Box, b: Piece | Box) -> Box | None:
         start.append(low)
         shape.append(high - low)
     return Box(a.tensor, tuple(start), tuple(shape))
+
+
+def view(tensor: "torch.Tensor", at: Index, shape: Index) -> "torch.Tensor":
+    """Return the part of a parameter from `at` on, without the leading dimensions that `at` has more than `shape`."""
+    lead = len(at) - len(shape)
+    inner = tensor[at[:lead]] if lead else tensor
+    return inner[tuple(slice(a, a + n) for a, n in zip(at[lead:], shape, strict=True))]
 
 
 def whole(tensor: str, shape: Index, param: str, at: Index | None = None) -> Piece:

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from spmd_rl.distributed.gather import gather
 from spmd_rl.distributed.status import set_status
-from spmd_rl.weights.transfer.boxes import Box, Index, Piece, Shard, contains
+from spmd_rl.weights.transfer.boxes import Box, Piece, Shard, contains, view
 from spmd_rl.weights.transfer.peer_memory import PeerMemory
 from spmd_rl.weights.transfer.transfer_plan import Copy, Message, Part, Plan, Round
 
@@ -23,13 +23,6 @@ class Traffic:
 
     network_bytes: int
     local_bytes: int
-
-
-def view(tensor: torch.Tensor, at: Index, shape: Index) -> torch.Tensor:
-    """The part of a parameter that starts at `at`, without the leading dimensions that `at` has more than `shape`."""
-    lead = len(at) - len(shape)
-    inner = tensor[at[:lead]] if lead else tensor
-    return inner[tuple(slice(a, a + n) for a, n in zip(at[lead:], shape, strict=True))]
 
 
 def same_parameters(source: Shard, destination: Shard) -> dict[str, str]:

@@ -13,13 +13,12 @@ from safetensors.torch import load_file, save_file
 from spmd_rl.distributed.layout import TrainLayout
 from spmd_rl.models.model_shape import read_model_shape
 from spmd_rl.weights.families import megatron_shard
-from spmd_rl.weights.files.checkpoint_files import METADATA, Checkpoint
 from spmd_rl.weights.files.checkpoint_layout import checkpoint_shard, pieces_in, rank_chunks
-from spmd_rl.weights.files.checkpoint_sources import CheckpointSource, HfSource, fill_shard
+from spmd_rl.weights.files.checkpoint_reader import METADATA, Checkpoint, CheckpointSource
 from spmd_rl.weights.files.convert import DifferenceError, Limits, Progress, compare, to_hf, to_megatron
-from spmd_rl.weights.files.hf_reader import load_shard
-from spmd_rl.weights.transfer.boxes import Box
-from spmd_rl.weights.transfer.weight_transfer import view
+from spmd_rl.weights.files.hf_reader import HfSource, load_shard
+from spmd_rl.weights.files.weight_source import fill_shard
+from spmd_rl.weights.transfer.boxes import Box, view
 from tests.weights.models import models_and_layouts
 from tiny_models import make_tiny
 

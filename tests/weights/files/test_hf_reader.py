@@ -34,10 +34,9 @@ def test_a_shard_holds_its_slices_of_the_files_and_zeros_below_the_vocabulary(tm
     save_directory(tmp_path, tensors, files)
     shard = megatron_shard(shape, LAYOUT, rank)
     params = empty(shard)
-    read = load_shard(tmp_path, shard, params, shape)
+    load_shard(tmp_path, shard, params, shape)
     expected = filled(shard, {name: values.float() for name, values in tensors.items()})
     assert all(torch.equal(params[name], expected[name]) for name in shard.params)
-    assert read == sum(piece.elements for piece in shard.pieces)
 
 
 def test_values_are_cast_to_the_dtype_of_the_parameter(tmp_path):

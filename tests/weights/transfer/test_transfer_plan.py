@@ -6,10 +6,9 @@ from hypothesis import strategies as st
 
 from spmd_rl.distributed.layout import RolloutLayout, TrainLayout
 from spmd_rl.weights.families import hf_shard, megatron_shard, vllm_shard
-from spmd_rl.weights.transfer.boxes import NOTHING, Box, Piece, Shard, whole
+from spmd_rl.weights.transfer.boxes import NOTHING, Box, Piece, Shard, view, whole
 from spmd_rl.weights.transfer.transfer_plan import Planner, bucket_of_bytes, plan
 from spmd_rl.weights.transfer.transfer_stats import flow
-from spmd_rl.weights.transfer.weight_transfer import view
 from tests.weights.models import filled, model_shape, models_and_layouts, moves, numbered
 
 

@@ -1,52 +1,33 @@
-"""Megatron's distributed checkpoints on disk (its `torch_dist` format), read and written without Megatron.
+"""Read Megatron's distributed checkpoints (its `torch_dist` format) without Megatron, whatever layout wrote them.
 
 The format is torch's: `.distcp` files of tensors saved one after the other, and `.metadata`, which says where each
 chunk of each tensor lies. Megatron adds `metadata.json` and `common.pt`.
 """
 
-import io
 import json
-import os
-import pickle
 from bisect import bisect_left, bisect_right
-from collections import OrderedDict, defaultdict
-from collections.abc import Iterable, Mapping
+from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch.distributed.checkpoint.filesystem import _StorageInfo
-from torch.distributed.checkpoint.metadata import (
-    BytesStorageMetadata,
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    StorageMeta,
-    TensorProperties,
-    TensorStorageMetadata,
-)
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 from torch.distributed.checkpoint.utils import _create_file_view
 
-from spmd_rl.patches.checkpoint_pickles import read_index
-from spmd_rl.weights.transfer.boxes import Box, Index, intersect
-from spmd_rl.weights.transfer.weight_transfer import view
+from spmd_rl.patches.checkpoint_pickles import read_index, read_plain
+from spmd_rl.weights.families.table import Sizes
+from spmd_rl.weights.files.checkpoint_layout import checkpoint_shard, chunks_of
+from spmd_rl.weights.files.weight_source import some
+from spmd_rl.weights.transfer.boxes import Box, Index, Piece, Shard, intersect, view
 
 METADATA = ".metadata"
 CONFIG = "metadata.json"
-COMMON = "common.pt"
-_EMPTY = "__empty.distcp"
-_FORMAT = {
-    "sharded_backend": "torch_dist",
-    "sharded_backend_version": 1,
-    "common_backend": "torch",
-    "common_backend_version": 1,
-}
+_MODEL = ("decoder.", "embedding.", "output_layer.", "value_head.")
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Where a chunk lies: `length` bytes of a file from `offset`."""
+    """A chunk's place: `length` bytes of a file from `offset`."""
 
     chunk: Box
     file: str
@@ -54,58 +35,8 @@ class Stored:
     length: int
 
 
-def write_chunk(stream: io.BufferedWriter, file: str, chunk: Box, values: torch.Tensor) -> Stored:
-    """Append a chunk to an open file of that name."""
-    offset = stream.tell()
-    try:
-        torch.save(values, stream)
-    except RuntimeError as error:  # torch's way to say that a write failed
-        raise OSError(f"{stream.name}: can't be written ({_first_line(error)})") from error
-    return Stored(chunk, file, offset, stream.tell() - offset)
-
-
-def write_index(
-    directory: Path,
-    sizes: Mapping[str, Index],
-    dtypes: Mapping[str, torch.dtype],
-    stored: Iterable[Stored],
-    empty: Iterable[str],
-    common: Mapping[str, Any],
-) -> None:
-    """Make a directory of `.distcp` files a checkpoint.
-
-    `empty`: keys of objects that hold None. `common`: what `common.pt` holds, plain values.
-    """
-    chunks: dict[str, list[ChunkStorageMetadata]] = defaultdict(list)
-    places: dict[MetadataIndex, _StorageInfo] = {}
-    for item in stored:
-        start, shape = torch.Size(item.chunk.start), torch.Size(item.chunk.shape)
-        index = MetadataIndex(item.chunk.tensor, start, len(chunks[item.chunk.tensor]))
-        chunks[item.chunk.tensor].append(ChunkStorageMetadata(start, shape))
-        places[index] = _StorageInfo(item.file, item.offset, item.length)
-    content: dict[str, Any] = {
-        key: TensorStorageMetadata(TensorProperties(dtype=dtypes[key]), torch.Size(size), chunks[key])
-        for key, size in sizes.items()
-    }
-    # One object serves all keys, which the format doesn't mind; in a list, as Megatron packs a rank's objects of a key.
-    with (directory / _EMPTY).open("wb") as stream:
-        torch.save([None], stream)
-        length = stream.tell()
-        _sync(stream)
-    for key in empty:
-        content[key] = BytesStorageMetadata()
-        places[MetadataIndex(key)] = _StorageInfo(_EMPTY, 0, length)
-    with (directory / COMMON).open("wb") as stream:
-        torch.save(dict(common), stream)
-        _sync(stream)
-    with (directory / METADATA).open("wb") as stream:
-        pickle.dump(Metadata(content, None, places, StorageMeta(), "1.0.0"), stream)
-        _sync(stream)
-    (directory / CONFIG).write_text(json.dumps(_FORMAT))
-
-
 def is_checkpoint(path: Path) -> bool:
-    """Whether the directory looks like a distributed checkpoint."""
+    """Tell a distributed checkpoint from any other directory."""
     return (path / CONFIG).is_file() and (path / METADATA).is_file()
 
 
@@ -189,17 +120,68 @@ class Checkpoint:
         while self._cache and sum(t.nbytes for t in self._cache.values()) + item.length > self._cache_bytes:
             self._cache.popitem(last=False)
         file = self.path / item.file
+        what = f"{file}: {item.chunk} can't be read at {item.offset}"
         try:
             with file.open("rb") as stream:
-                part = _create_file_view(stream, item.offset, item.length)
-                values = torch.load(part, map_location="cpu", weights_only=True)
-        except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
-            raise ValueError(f"{file}: {item.chunk} can't be read at {item.offset} ({_first_line(error)})") from error
+                values = read_plain(_create_file_view(stream, item.offset, item.length), what)
+        except OSError as error:
+            raise ValueError(f"{what} ({_first_line(error)})") from error
         if not isinstance(values, torch.Tensor) or tuple(values.shape) != item.chunk.shape:
-            what = tuple(values.shape) if isinstance(values, torch.Tensor) else type(values).__name__
-            raise ValueError(f"{file}: {item.chunk} should be at {item.offset}, there is {what}")
+            found = tuple(values.shape) if isinstance(values, torch.Tensor) else type(values).__name__
+            raise ValueError(f"{file}: {item.chunk} should be at {item.offset}, there is {found}")
         self._cache[item] = values
         return values
+
+
+class CheckpointSource:
+    """A Megatron checkpoint, converted or saved by training, as the model that `shape` describes.
+
+    Raises ValueError naming the first keys when the checkpoint is of another model.
+    """
+
+    def __init__(self, path: str | Path, shape: Sizes, cache_bytes: int = 128 << 20):
+        self.checkpoint = Checkpoint(path, cache_bytes)
+        whole = checkpoint_shard(shape)
+        self._pieces = whole.by_tensor
+        _check_model(self.checkpoint, whole, shape)
+
+    def dtype(self, tensor: str) -> torch.dtype:
+        return self.checkpoint.dtypes[self._pieces_of(tensor)[0].param]
+
+    def copy(self, box: Box, target: torch.Tensor) -> None:
+        pieces = self._pieces_of(box.tensor)
+        for part, at in chunks_of(box._replace(tensor=pieces[0].tensor), pieces):
+            shape = part.shape[len(part.shape) - len(box.shape) :]
+            self.checkpoint.copy(part, view(target, at, shape).view(part.shape))
+
+    def _pieces_of(self, tensor: str) -> tuple[Piece, ...]:
+        # A tied model's head is its embedding.
+        tied = tensor == "lm_head.weight" and tensor not in self._pieces
+        return self._pieces["model.embed_tokens.weight" if tied else tensor]
+
+
+def _check_model(checkpoint: Checkpoint, whole: Shard, shape: Sizes) -> None:
+    """Raise ValueError unless a checkpoint has a model's tensors, of the right shapes, and no others of a model."""
+    held = {key: size for key, size in checkpoint.sizes.items() if key.startswith(_MODEL)}
+    missing = [key for key in whole.params if key not in held]
+    unexpected = [key for key in held if key not in whole.params]
+    what = f"{checkpoint.path}: not a {shape.family} model of {shape.layers} layers as its config.json describes it"
+    if any(key.startswith("decoder.layers.") and not key.split(".")[2].isdigit() for key in held):
+        raise ValueError(
+            f"{checkpoint.path}: its layers are stacked in one tensor ({some(unexpected)}); "
+            "save it with sharded_state_dict(metadata={'non_homogeneous_layers': True})"
+        )
+    if missing or unexpected:
+        lacks = [f"it lacks {some(missing)}"] if missing else []
+        has = [f"it has {some(unexpected)}"] if unexpected else []
+        raise ValueError(f"{what}: {' and '.join(lacks + has)}")
+    for key, size in whole.params.items():
+        found = held[key]
+        padded = key in ("embedding.word_embeddings.weight", "output_layer.weight")
+        if found != size and not (padded and found[1:] == size[1:] and found[0] > size[0]):
+            raise ValueError(f"{what}: {key} has shape {found}, config.json means {size}")
+        if not checkpoint.dtypes[key].is_floating_point:
+            raise ValueError(f"{what}: {key} is {checkpoint.dtypes[key]}")
 
 
 def _read_metadata(path: Path) -> Metadata:
@@ -219,8 +201,3 @@ def _read_metadata(path: Path) -> Metadata:
 
 def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".splitlines()[0][:200]
-
-
-def _sync(stream: io.BufferedWriter) -> None:
-    stream.flush()
-    os.fsync(stream.fileno())
