@@ -35,7 +35,8 @@ from spmd_rl.evaluation.benchmark import Benchmark
 from spmd_rl.health.preemption import preemption_event
 from spmd_rl.models.model_shape import ModelShape, read_model_shape
 from spmd_rl.runlog.checkpoint_store import SavedCheckpoint
-from spmd_rl.runlog.run_log import RunLog, require_wandb_key
+from spmd_rl.runlog.run_log import RunLog
+from spmd_rl.runlog.sinks import require_wandb_key
 
 USER_ERROR = 2
 

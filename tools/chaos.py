@@ -24,7 +24,7 @@ from spmd_rl.analysis.compare_runs import compare  # noqa: E402
 from spmd_rl.config.config import CheckpointConfig  # noqa: E402
 from spmd_rl.data.digests import digests_of  # noqa: E402
 from spmd_rl.runlog.checkpoint_store import CheckpointStore  # noqa: E402
-from spmd_rl.runlog.run_log import CHECKPOINTS  # noqa: E402
+from spmd_rl.runlog.run_dir import CHECKPOINTS  # noqa: E402
 from spmd_rl.verify_resume.launched import Launched  # noqa: E402
 
 MODULE = "spmd_rl.grpo"

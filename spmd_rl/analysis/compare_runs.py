@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from spmd_rl.data.samples import SAMPLES, samples_step
-from spmd_rl.runlog.run_log import CHECKPOINTS, EVALUATIONS, METRICS
+from spmd_rl.runlog.run_dir import CHECKPOINTS, EVALUATIONS, METRICS
 
 # What a clock or a memory meter says is another time's, and so is how often ranks had to start again.
 MEASURED = ("time", "timing/", "memory/", "bytes/", "e2e_tps", "update_tps", "vllm_tps", "rollout/response_tps")

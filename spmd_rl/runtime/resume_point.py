@@ -13,7 +13,7 @@ from spmd_rl.distributed.gather import gather
 from spmd_rl.distributed.status import set_status
 from spmd_rl.distributed.world import World
 from spmd_rl.runlog.checkpoint_store import STATE, CheckpointStore, Digests, SavedCheckpoint, step_of
-from spmd_rl.runlog.run_log import CHECKPOINTS
+from spmd_rl.runlog.run_dir import CHECKPOINTS
 
 _EXAMPLE = f"a directory such as runs/mine/{CHECKPOINTS}/step_000012"
 _WAY = "name another one, or take checkpoint.resume = never"

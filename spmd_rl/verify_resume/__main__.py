@@ -20,7 +20,7 @@ from spmd_rl.config.config import Config
 from spmd_rl.config.loading import dump, load_config
 from spmd_rl.doctor.local import visible_devices
 from spmd_rl.models.model_shape import read_model_shape
-from spmd_rl.runlog.run_log import CHECKPOINTS
+from spmd_rl.runlog.run_dir import CHECKPOINTS
 from spmd_rl.verify_resume.launched import Launched
 
 USER_ERROR = 2

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from spmd_rl.runlog.run_log import CHECKPOINTS, METRICS
+from spmd_rl.runlog.run_dir import CHECKPOINTS, METRICS
 
 _MARK = "SPMD_RL_LAUNCHED"
 _POLL_SECONDS = 0.01

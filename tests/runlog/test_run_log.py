@@ -18,7 +18,8 @@ from spmd_rl.analysis.curves import as_text, curves, read_rows
 from spmd_rl.analysis.figures import draw_all
 from spmd_rl.config.config import Config, ModelConfig, RunConfig, TrainConfig
 from spmd_rl.runlog.console import evaluation_line, step_line
-from spmd_rl.runlog.run_log import RunLog, combine, require_wandb_key, tokens_per_second
+from spmd_rl.runlog.run_log import RunLog, combine, tokens_per_second
+from spmd_rl.runlog.sinks import require_wandb_key
 
 CONFIG = Config(
     model=ModelConfig(path="nowhere"),

@@ -1,0 +1,89 @@
+"""A run's directory: the names of what a run writes there, and what an earlier run left."""
+
+import json
+from pathlib import Path
+
+from spmd_rl.config.config import CheckpointConfig
+from spmd_rl.data.samples import SAMPLES, samples_step
+from spmd_rl.runlog.checkpoint_store import CheckpointStore
+
+METRICS = "metrics.jsonl"
+RANKS = "ranks.jsonl"
+EVALUATIONS = "evaluations"
+CHECKPOINTS = "checkpoints"
+WRITTEN_HERE = (
+    *("config.yaml", METRICS, RANKS, "run.log", SAMPLES, EVALUATIONS, "tensorboard", "wandb", "hf", "report", "hang"),
+    CHECKPOINTS,
+)
+
+
+def lost_work(run_dir: Path, step: int) -> tuple[int, float]:
+    """Count whole steps that the run did after `step`, and the seconds from then to the end of the last of them."""
+    metrics = run_dir / METRICS
+    lines = metrics.read_text(encoding="utf-8").splitlines(keepends=True) if metrics.exists() else []
+    done = [json.loads(line) for line in lines if line.endswith("\n")]
+    later = [row for row in done if row["step"] > step]
+    if not later:
+        return 0, 0.0
+    before = [row["time"] for row in done if row["step"] <= step]
+    begun = before[-1] if before else later[0]["time"] - later[0].get("timing/all", 0.0)
+    return int(later[-1]["step"]) - step, later[-1]["time"] - begun
+
+
+def set_aside(run_dir: Path) -> Path | None:
+    """Move an earlier run's files, and nothing else, out of the way.
+
+    A directory with metrics has a run's files; they go last, so that a kill in between leaves the rest to the next.
+    """
+    if not (run_dir / METRICS).exists():
+        return None
+    target = _free(run_dir / "earlier")
+    target.mkdir(parents=True)
+    for name in sorted(WRITTEN_HERE, key=METRICS.__eq__):
+        if (run_dir / name).exists():
+            (run_dir / name).rename(target / name)
+    return target
+
+
+def set_later_aside(run_dir: Path, step: int) -> Path | None:
+    """Move what a run did after a step out of the way: rows of metrics, samples, checkpoints."""
+    kept, later = {}, {}
+    for name in (METRICS, RANKS):
+        kept[name], later[name] = _lines_until(run_dir / name, step)
+    files = [
+        path
+        for place in (SAMPLES, EVALUATIONS)
+        for path in (run_dir / place).glob("step_*")
+        if samples_step(path.name) > step
+    ]
+    checkpoints = CheckpointStore(run_dir / CHECKPOINTS, CheckpointConfig())
+    if not any(later.values()) and not files and not checkpoints.after(step):
+        return None
+    target = _free(run_dir / "earlier")
+    target.mkdir(parents=True)
+    checkpoints.set_aside(step, target / CHECKPOINTS)
+    for path in files:
+        (target / path.parent.name).mkdir(exist_ok=True)
+        path.rename(target / path.parent.name / path.name)
+    for name in kept:
+        (target / name).write_text("".join(later[name]), encoding="utf-8")
+        scratch = run_dir / (name + ".new")
+        scratch.write_text("".join(kept[name]), encoding="utf-8")
+        scratch.rename(run_dir / name)
+    return target
+
+
+def _lines_until(path: Path, step: int) -> tuple[list[str], list[str]]:
+    """Return the lines of steps up to this one, and the others."""
+    kept, later = [], []
+    for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []:
+        whole = line.endswith("\n")  # a line without its end was being written when the run ended
+        (kept if whole and json.loads(line)["step"] <= step else later).append(line)
+    return kept, later
+
+
+def _free(directory: Path) -> Path:
+    number = 1
+    while (directory / str(number)).exists():
+        number += 1
+    return directory / str(number)
