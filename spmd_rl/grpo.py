@@ -2,10 +2,9 @@
 
 from itertools import compress
 
-from spmd_rl.algorithms.advantage import group_advantages
-from spmd_rl.algorithms.curation import group_fractions, teaching_samples
-from spmd_rl.algorithms.reduce import token_weights
+from spmd_rl.algorithms.curation import group_fractions
 from spmd_rl.algorithms.schedule import learning_rate
+from spmd_rl.algorithms.table import find_advantage, find_curation, find_reduction
 from spmd_rl.config.config import Config
 from spmd_rl.controller.checkpoint_manager import CheckpointManager
 from spmd_rl.controller.planner import plan_microbatches
@@ -17,14 +16,13 @@ from spmd_rl.program import RunContext, main
 from spmd_rl.runlog.run_log import RunLog
 
 NOTHING_EXCHANGED = {"bytes/exchange/network": 0.0, "update/padding_fraction": 0.0, "update/imbalance_fraction": 0.0}
-WHY_NOTHING = (
-    "in each of its groups all rewards are equal (algorithm.drop_uniform_groups = true); the policy stays as it is"
-)
+WHY_NOTHING = "no group of it teaches: the curation keeps none (algorithm.drop_uniform_groups, algorithm.curation)"
 
 
 def run_grpo(config: Config, ranks: Ranks, story: RunContext, log: RunLog) -> None:
     """Group Relative Policy Optimization, as rank 0 tells it (https://arxiv.org/abs/2402.03300)."""
     train, algorithm, sampling = config.train, config.algorithm, SamplingParams.of(config.rollout)
+    estimate, curate, weigh = find_advantage(algorithm), find_curation(algorithm), find_reduction(algorithm)
     reward_models = RewardModels(config, story.data_parallel, story.share_prompts)
     manager = CheckpointManager(config, ranks, log, story.resumed)
     prompts_taken = manager.restored_state().get("prompts_taken", 0)
@@ -48,11 +46,10 @@ def run_grpo(config: Config, ranks: Ranks, story: RunContext, log: RunLog) -> No
                 groups = [sample.group for sample in samples]
                 rewards = [scored[sample.id].reward for sample in samples]
                 correct = judged_correct(samples, scored)
-                advantages = group_advantages(groups, rewards, algorithm.normalize_std, algorithm.std_epsilon)
+                advantages = estimate(groups, rewards)
                 advantage_of = {sample.id: advantage for sample, advantage in zip(samples, advantages, strict=True)}
-                kept = samples
-                if algorithm.drop_uniform_groups:
-                    kept = list(compress(samples, teaching_samples(groups, rewards)))
+                keep = curate(groups, rewards)
+                kept = list(compress(samples, keep))
                 # Lengths -> balanced, packed micro-batches of each data-parallel rank.
                 plan = plan_microbatches(
                     kept, story.data_parallel, train.minibatches, train.tokens_per_microbatch, story.share_prompts
@@ -72,17 +69,24 @@ def run_grpo(config: Config, ranks: Ranks, story: RunContext, log: RunLog) -> No
                 with timed("reference_model"):
                     log.add_all(ranks.score("reference"))
             with timed("update"):
-                rate = learning_rate(step, train)
+                rate = learning_rate(
+                    step,
+                    train.learning_rate,
+                    train.min_learning_rate,
+                    train.schedule,
+                    train.warmup_steps,
+                    train.steps,
+                )
                 tokens_of = {sample.id: sample.loss_tokens for sample in kept}
                 # One optimizer step each.
                 for index, minibatch in enumerate(plan.minibatches):
-                    weights = token_weights([tokens_of[i] for i in minibatch.ids], algorithm.loss_reduction)
+                    weights = weigh([tokens_of[i] for i in minibatch.ids])
                     advantages = [advantage_of[i] for i in minibatch.ids]
                     log.learning(*ranks.learn(index, minibatch.ids, advantages, weights, rate))
 
             log.add_all({"grpo/lr": rate} | moved | rollout | grading | judging)
             log.add_all(sample_metrics(samples, scored, config))
-            log.add_all(group_fractions(groups, rewards, correct, algorithm.drop_uniform_groups))
+            log.add_all(group_fractions(groups, keep, correct))
             keep_conversations(ranks, log, samples, step + 1, config.run.samples_logged)
             costs, holds = ranks.costs()
             log.add_all(costs)

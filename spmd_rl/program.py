@@ -16,6 +16,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
+from spmd_rl.algorithms.table import try_algorithms
 from spmd_rl.config.check import check, notes
 from spmd_rl.config.check_reward_models import read_reward_shape, speaking_of
 from spmd_rl.config.config import Config
@@ -169,6 +170,7 @@ def run(config: Config, shape: ModelShape, tell: Tell) -> None:
 
         applied = apply_all(megatron_core.PATCHES + vllm.PATCHES, platform.name)
         model_options(config.model.path, shape, config.rollout.block_tokens, platform)
+        try_algorithms(config.algorithm)
         _check_weights(config, shape)
         with doing("reads the prompts"):
             loaded = _read_prompts(config)

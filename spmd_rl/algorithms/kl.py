@@ -5,7 +5,7 @@ from torch import Tensor
 
 
 def kl_estimate(logprobs: Tensor, reference_logprobs: Tensor, kind: str = "k3") -> Tensor:
-    """Single-sample estimate of KL(policy || reference) at each response token [N], differentiable in `logprobs` [N].
+    """Estimate KL(policy || reference) from each response token alone [N], differentiable in `logprobs` [N].
 
     With d = log reference - log policy (http://joschu.net/blog/kl-approx.html):
     k1 = -d              unbiased, noisy, may be negative; as a loss its expected gradient is zero

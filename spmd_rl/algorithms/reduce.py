@@ -1,24 +1,23 @@
-"""From per-token losses to one number whose value does not depend on how the samples are split over ranks."""
+"""From per-token losses to one number whose value does not depend on how the samples are split over ranks.
+
+Each function returns the weight of each trained token of each sample in the mini-batch's loss. `loss_tokens`: of ALL
+samples of the mini-batch, over all ranks, the tokens that are trained on. The loss is the plain sum, over ranks and
+micro-batches, of weight * token loss: denominators are global and known before any forward pass, so any partition of
+the samples gives the same gradient. A sample without such tokens weighs 0.0 and is not counted.
+"""
 
 from collections.abc import Sequence
 
 
-def token_weights(loss_tokens: Sequence[int], reduction: str) -> list[float]:
-    """Return the weight of each trained token of each sample in the mini-batch's loss.
+def token_mean(loss_tokens: Sequence[int]) -> list[float]:
+    """Average over all tokens, so that long responses count for more (DAPO, https://arxiv.org/abs/2503.14476, section
+    3.3)."""
+    total_tokens = sum(loss_tokens)
+    return [1.0 / total_tokens if tokens else 0.0 for tokens in loss_tokens]
 
-    `loss_tokens`: of ALL samples of the mini-batch, over all ranks, the tokens that are trained on. The loss is the
-    plain sum, over ranks and micro-batches, of weight * token loss: denominators are global and known before any
-    forward pass, so any partition of the samples gives the same gradient. A sample without such tokens weighs 0.0 and
-    is not counted.
 
-    token_mean: mean over all tokens, so that long responses count for more (DAPO, https://arxiv.org/abs/2503.14476,
-    section 3.3). sequence_mean: mean over samples of each sample's token mean (GRPO, https://arxiv.org/abs/2402.03300,
-    equation 3; there group by group, which is the same number when all groups are of one size).
-    """
-    if reduction == "token_mean":
-        total_tokens = sum(loss_tokens)
-        return [1.0 / total_tokens if tokens else 0.0 for tokens in loss_tokens]
-    if reduction == "sequence_mean":
-        samples = sum(tokens > 0 for tokens in loss_tokens)
-        return [1.0 / (samples * tokens) if tokens else 0.0 for tokens in loss_tokens]
-    raise ValueError(f"algorithm.loss_reduction = {reduction!r}: choose token_mean or sequence_mean")
+def sequence_mean(loss_tokens: Sequence[int]) -> list[float]:
+    """Average over samples each sample's token mean (GRPO, https://arxiv.org/abs/2402.03300, equation 3; there group by
+    group, which is the same number when all groups are of one size)."""
+    samples = sum(tokens > 0 for tokens in loss_tokens)
+    return [1.0 / (samples * tokens) if tokens else 0.0 for tokens in loss_tokens]

@@ -180,8 +180,9 @@ class RolloutConfig:
 class AlgorithmConfig:
     samples_per_prompt: int = 8
     """Responses to each prompt: the group that rewards are compared within."""
-    advantage: Literal["grpo"] = "grpo"
-    """grpo: reward minus the group's mean (https://arxiv.org/abs/2402.03300)."""
+    advantage: str = "grpo"
+    """grpo: reward minus the group's mean (https://arxiv.org/abs/2402.03300). Or file.py:function of your own, or
+    package.module:function, with options: it is given the groups and the rewards of a step's samples."""
     normalize_std: bool = True
     """Divide the advantage by the group's standard deviation. False: Dr. GRPO (https://arxiv.org/abs/2503.20783)."""
     std_epsilon: float = 1e-6
@@ -196,10 +197,16 @@ class AlgorithmConfig:
     """How that divergence is estimated from samples (http://joschu.net/blog/kl-approx.html)."""
     entropy_coefficient: float = 0.0
     """Weight of an entropy bonus in the loss."""
-    loss_reduction: Literal["token_mean", "sequence_mean"] = "token_mean"
-    """token_mean: every response token of the mini-batch weighs the same. sequence_mean: every response does."""
+    loss: str = "grpo"
+    """grpo: PPO's clipped surrogate at each token, with the divergence and the entropy. Or a function of your own."""
+    loss_reduction: str = "token_mean"
+    """token_mean: every response token of the mini-batch weighs the same. sequence_mean: every response does. Or a
+    function of your own, which is given how many tokens of each sample of the mini-batch are trained on."""
+    curation: str = "all"
+    """Which samples of a step to train on. all: every one. teaching: those of groups whose rewards are not all equal.
+    Or a function of your own, which is given the groups and the rewards."""
     drop_uniform_groups: bool = False
-    """Do not train on groups whose rewards are all equal."""
+    """True: the curation `teaching`."""
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,12 @@ from collections import Counter
 from collections.abc import Sequence
 
 from spmd_rl.config.config import Config
+from spmd_rl.config.functions import labels
 from spmd_rl.controller.ranks import Ranks
 from spmd_rl.data.samples import SAMPLES
 from spmd_rl.data.sampling_params import SamplingParams
 from spmd_rl.data.tickets import UNJUDGED, SampleReward, Ticket
 from spmd_rl.evaluation.benchmark import Benchmark, ask, measure
-from spmd_rl.rewards.rule_table import labels
 from spmd_rl.runlog.run_log import RunLog
 
 CAUSES = ("correct", "wrong", "unparsed", "truncated", "timeout", "crash")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from spmd_rl.config.config import Config
+from spmd_rl.config.config import Config, ModelConfig
 from spmd_rl.config.loading import settings
 from spmd_rl.config.resume_policy import refused
 from spmd_rl.data.digests import digests_of
@@ -82,7 +82,7 @@ def _search(config: Config, run_dir: Path, world: World) -> tuple[Resumed | None
 def _by_this_command(saved: SavedCheckpoint, config: Config, world: World) -> bool:
     """Whether a checkpoint of the run's directory was saved by a run that was begun as this one is told to begin."""
     try:
-        before, now = _read(saved, "settings", dict), settings(config)
+        before, now = _settings(saved), settings(config)
     except ValueError:
         return False
     told = ("checkpoint.resume", "checkpoint.load")
@@ -104,11 +104,16 @@ def _named(path: Path, digests: Digests, config: Config) -> SavedCheckpoint:
 def _checked(found: Resumed, config: Config) -> Resumed:
     """What was found, if this run may go on from it."""
     _read(found.saved, "loop", dict)
-    before = _read(found.saved, "settings", dict)
+    before = _settings(found.saved)
     wrong = [] if found.only_weights else refused(before, settings(config), config.checkpoint.resume_allow)
     if wrong:
         raise ValueError("\n".join(wrong))
     return found
+
+
+def _settings(saved: SavedCheckpoint) -> dict[str, Any]:
+    """Return what it was saved with; a setting that there was not yet was as it is by default."""
+    return settings(Config(ModelConfig(""))) | _read(saved, "settings", dict)
 
 
 def _read(saved: SavedCheckpoint, name: str, kind: type) -> Any:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from spmd_rl.algorithms.policy_loss import token_loss
+from spmd_rl.algorithms.table import find_loss
 from spmd_rl.config.config import Config
 from spmd_rl.distributed.layout import TrainLayout
 from spmd_rl.distributed.status import doing
@@ -50,6 +50,7 @@ class Trainer:
     ):
         self.config, self.shape, self.layout, self.place, self.device = config, shape, layout, place, device
         self.dtype = DTYPES[config.model.dtype]
+        self.token_loss = find_loss(config.algorithm)
         self.policy = self._build(config.model.path, load)
         self.reference: PolicyModel | None = None
         if config.algorithm.kl_coefficient > 0.0:
@@ -152,14 +153,13 @@ class Trainer:
                 return None if parts[0] is None else torch.cat(parts).to(self.device)
 
             before = joined("policy_logprobs")
-            loss, parts = token_loss(
+            loss, parts = self.token_loss(
                 logprobs,
                 # On-policy, the policy before the update is the policy: the ratio is 1 and only its gradient counts.
                 logprobs.detach() if before is None else before,
                 of_tokens(advantages),
                 joined("reference_logprobs"),
                 entropy,
-                self.config.algorithm,
             )
             weight = of_tokens(weights)
             if self.place.reports:

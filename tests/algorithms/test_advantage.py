@@ -14,7 +14,7 @@ rewards_of_groups = st.lists(
 
 def test_a_group_by_hand_gets_the_papers_numbers():
     std = statistics.stdev([1.0, 0.0, 0.0, 1.0])
-    got = group_advantages([7, 7, 7, 7], [1.0, 0.0, 0.0, 1.0], normalize_std=True, epsilon=1e-6)
+    got = group_advantages([7, 7, 7, 7], [1.0, 0.0, 0.0, 1.0], normalize_std=True, std_epsilon=1e-6)
     assert got == pytest.approx([sign * 0.5 / (std + 1e-6) for sign in (1, -1, -1, 1)])
 
 

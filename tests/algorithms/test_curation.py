@@ -2,27 +2,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spmd_rl.algorithms.advantage import group_advantages
-from spmd_rl.algorithms.curation import group_fractions, teaching_samples, uniform_groups
+from spmd_rl.algorithms.curation import all_samples, group_fractions, teaching_samples
 
 
 def test_a_group_is_uniform_when_all_its_rewards_are_equal():
-    assert uniform_groups([0, 1, 0, 1, 2], [1.0, 0.0, 1.0, 0.5, 9.0]) == {0: True, 1: False, 2: True}
+    assert teaching_samples([0, 1, 0, 1, 2], [1.0, 0.0, 1.0, 0.5, 9.0]) == [False, True, False, True, False]
 
 
 def test_the_fractions_count_groups_and_ask_correctness_apart_from_reward():
     groups = [0, 0, 1, 1, 2, 2, 3, 3]
     rewards = [1.1, 1.0, 0.1, 0.1, 0.0, 1.0, 0.0, 0.0]
     correct = [True, True, False, False, False, True, False, False]
-    assert group_fractions(groups, rewards, correct, drop_uniform_groups=True) == {
+    assert group_fractions(groups, teaching_samples(groups, rewards), correct) == {
         "groups/kept_fraction": 0.5,
         "groups/all_correct_fraction": 0.25,
         "groups/all_wrong_fraction": 0.5,
     }
-    assert group_fractions(groups, rewards, correct, drop_uniform_groups=False)["groups/kept_fraction"] == 1.0
+    assert group_fractions(groups, all_samples(groups, rewards), correct)["groups/kept_fraction"] == 1.0
 
 
 def test_no_groups_have_fractions_of_zero():
-    assert set(group_fractions([], [], [], True).values()) == {0.0}
+    assert set(group_fractions([], [], []).values()) == {0.0}
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from([0.0, 0.1, 1.0])), min_size=1))

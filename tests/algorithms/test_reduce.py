@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spmd_rl.algorithms.reduce import token_weights
+from spmd_rl.algorithms.reduce import sequence_mean, token_mean
 
 samples_of_losses = st.lists(st.lists(st.floats(-10, 10), max_size=12), min_size=1, max_size=12).filter(
     lambda samples: any(samples)
@@ -11,14 +11,14 @@ samples_of_losses = st.lists(st.lists(st.floats(-10, 10), max_size=12), min_size
 
 @given(samples_of_losses, st.integers(1, 5), st.randoms(use_true_random=False))
 def test_any_partition_of_the_samples_sums_to_the_mean_over_all_tokens(samples, ranks, random):
-    weights = token_weights([len(s) for s in samples], "token_mean")
+    weights = token_mean([len(s) for s in samples])
     tokens = [loss for sample in samples for loss in sample]
     assert _sum_over_ranks(samples, weights, ranks, random) == pytest.approx(sum(tokens) / len(tokens), abs=1e-9)
 
 
 @given(samples_of_losses, st.integers(1, 5), st.randoms(use_true_random=False))
 def test_any_partition_of_the_samples_sums_to_the_mean_of_their_means(samples, ranks, random):
-    weights = token_weights([len(s) for s in samples], "sequence_mean")
+    weights = sequence_mean([len(s) for s in samples])
     means = [sum(s) / len(s) for s in samples if s]
     assert _sum_over_ranks(samples, weights, ranks, random) == pytest.approx(sum(means) / len(means), abs=1e-9)
 
@@ -31,15 +31,10 @@ def _sum_over_ranks(samples, weights, ranks, random) -> float:
 
 
 def test_with_equal_lengths_the_two_reductions_agree():
-    assert token_weights([4, 4], "token_mean") == token_weights([4, 4], "sequence_mean") == [0.125, 0.125]
+    assert token_mean([4, 4]) == sequence_mean([4, 4]) == [0.125, 0.125]
 
 
 def test_a_sample_without_tokens_weighs_nothing():
-    assert token_weights([0, 2], "token_mean") == token_weights([0, 2], "sequence_mean") == [0.0, 0.5]
-    assert token_weights([0], "token_mean") == token_weights([0], "sequence_mean") == [0.0]
-    assert token_weights([], "token_mean") == []
-
-
-def test_an_unknown_reduction_is_named():
-    with pytest.raises(ValueError, match="algorithm.loss_reduction = 'sum'"):
-        token_weights([1], "sum")
+    assert token_mean([0, 2]) == sequence_mean([0, 2]) == [0.0, 0.5]
+    assert token_mean([0]) == sequence_mean([0]) == [0.0]
+    assert token_mean([]) == []

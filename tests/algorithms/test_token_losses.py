@@ -1,5 +1,3 @@
-from types import SimpleNamespace
-
 import pytest
 import torch
 from torch.autograd import gradcheck
@@ -7,10 +5,7 @@ from torch.autograd import gradcheck
 from spmd_rl.algorithms.kl import kl_estimate
 from spmd_rl.algorithms.policy_loss import clipped_surrogate, token_loss
 
-
-def algorithm(**changes):
-    defaults = dict(clip_low=0.2, clip_high=0.3, kl_coefficient=0.0, kl_estimator="k3", entropy_coefficient=0.0)
-    return SimpleNamespace(**defaults | changes)
+CLIP = {"clip_low": 0.2, "clip_high": 0.3}
 
 
 def logprobs(n, seed, requires_grad=False):
@@ -27,10 +22,10 @@ def test_the_gradient_of_each_kl_estimate_is_its_derivative(kind):
 def test_the_gradient_of_the_whole_loss_is_its_derivative():
     old, reference, entropy = logprobs(32, 1), logprobs(32, 2), logprobs(32, 4, requires_grad=True)
     advantages = logprobs(32, 3) + 1.5
-    config = algorithm(kl_coefficient=0.1, entropy_coefficient=0.01)
+    config = CLIP | dict(kl_coefficient=0.1, entropy_coefficient=0.01)
 
     def loss(new, entropy):
-        return token_loss(new, old, advantages, reference, entropy, config)[0]
+        return token_loss(new, old, advantages, reference, entropy, **config)[0]
 
     assert gradcheck(loss, (logprobs(32, 0, requires_grad=True), entropy))
 
@@ -87,7 +82,7 @@ def test_clipping_stops_the_gradient_only_where_the_update_went_far_enough(advan
 
 def test_before_any_update_the_gradient_is_that_of_reinforce():
     new, advantages = logprobs(16, 0, requires_grad=True), logprobs(16, 1) + 1.0
-    loss, parts = token_loss(new, new.detach(), advantages, None, None, algorithm())
+    loss, parts = token_loss(new, new.detach(), advantages, None, None, **CLIP)
     (gradient,) = torch.autograd.grad(loss.sum(), new)
     torch.testing.assert_close(gradient, -advantages)
     assert not parts["clipped"].any() and not parts["ppo_kl"].any() and not parts["kl_loss"].any()
@@ -95,8 +90,8 @@ def test_before_any_update_the_gradient_is_that_of_reinforce():
 
 def test_the_parts_carry_no_gradient_and_add_up_to_the_loss():
     new, old, reference, entropy = (logprobs(16, seed, requires_grad=True) for seed in range(4))
-    config = algorithm(kl_coefficient=0.5, entropy_coefficient=0.25)
-    loss, parts = token_loss(new, old.detach(), torch.ones_like(new).detach(), reference.detach(), entropy, config)
+    config = CLIP | dict(kl_coefficient=0.5, entropy_coefficient=0.25)
+    loss, parts = token_loss(new, old.detach(), torch.ones_like(new).detach(), reference.detach(), entropy, **config)
     assert set(parts) == {"pg_loss", "kl_loss", "clipped", "ppo_kl"}
     assert all(not part.requires_grad and part.shape == (16,) for part in parts.values())
     torch.testing.assert_close(loss, parts["pg_loss"] + 0.5 * parts["kl_loss"] - 0.25 * entropy)
@@ -105,15 +100,15 @@ def test_the_parts_carry_no_gradient_and_add_up_to_the_loss():
 
 def test_the_divergence_is_reported_even_when_it_is_no_part_of_the_loss():
     new, old, reference = (logprobs(16, seed) for seed in range(3))
-    loss, parts = token_loss(new, old, torch.ones_like(new), reference, None, algorithm(kl_coefficient=0.0))
+    loss, parts = token_loss(new, old, torch.ones_like(new), reference, None, **CLIP, kl_coefficient=0.0)
     assert (parts["kl_loss"] > 0).all() and torch.equal(loss, parts["pg_loss"])
 
 
 def test_a_term_that_is_asked_for_but_cannot_be_computed_is_named():
     new = logprobs(4, 0)
     with pytest.raises(ValueError, match="algorithm.kl_coefficient = 0.1"):
-        token_loss(new, new, new, None, None, algorithm(kl_coefficient=0.1))
+        token_loss(new, new, new, None, None, **CLIP, kl_coefficient=0.1)
     with pytest.raises(ValueError, match="algorithm.entropy_coefficient = 0.1"):
-        token_loss(new, new, new, None, None, algorithm(entropy_coefficient=0.1))
+        token_loss(new, new, new, None, None, **CLIP, entropy_coefficient=0.1)
     with pytest.raises(ValueError, match="algorithm.kl_estimator = 'k4'"):
         kl_estimate(new, new, "k4")

@@ -2,8 +2,9 @@ from functools import partial
 
 import pytest
 
+from spmd_rl.config.functions import labels
 from spmd_rl.rewards.grade import RewardSample
-from spmd_rl.rewards.rule_table import RULES, is_async, is_batched, labels, resolve
+from spmd_rl.rewards.rule_table import RULES, is_async, is_batched, resolve
 
 
 def test_the_built_in_rules_go_by_their_names():

@@ -188,9 +188,10 @@ def huggingface(models, tmp_path_factory):
     from transformers import AutoModelForCausalLM
 
     from spmd.samples import advantages_of, make_samples, perturb
-    from spmd_rl.algorithms.policy_loss import token_loss
+    from spmd_rl.algorithms.table import find_loss
     from spmd_rl.config.config import AlgorithmConfig
 
+    token_loss = find_loss(AlgorithmConfig(**ALGORITHM))
     results = {}
     for family in FAMILIES:
         model = AutoModelForCausalLM.from_pretrained(models[family], dtype=torch.float32, attn_implementation="eager")
@@ -212,7 +213,6 @@ def huggingface(models, tmp_path_factory):
                 torch.full_like(logprobs[name], advantages[name]).detach(),
                 sample.reference_logprobs,
                 entropies[name],
-                AlgorithmConfig(**ALGORITHM),
             )[0].sum()
             for name, sample in samples.items()
         )

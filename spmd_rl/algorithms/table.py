@@ -1,0 +1,112 @@
+"""The algorithms by name; a user's own stand beside them by import path, with options: file.py:function(option=1).
+
+Found and tried before a run starts. Torch comes in with a loss only, on the ranks that train.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from spmd_rl.algorithms.advantage import group_advantages
+from spmd_rl.algorithms.curation import all_samples, teaching_samples
+from spmd_rl.algorithms.reduce import sequence_mean, token_mean
+from spmd_rl.config.config import AlgorithmConfig
+from spmd_rl.config.functions import FunctionTable
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Advantage = Callable[[Sequence[int], Sequence[float]], list[float]]
+"""(groups, rewards) of all samples -> the advantage of each sample's tokens; may take normalize_std, std_epsilon."""
+Curation = Callable[[Sequence[int], Sequence[float]], list[bool]]
+"""(groups, rewards) of all samples -> which to train on."""
+Reduction = Callable[[Sequence[int]], list[float]]
+"""Trained tokens of each sample of a mini-batch -> the weight of each of these tokens in its loss."""
+Loss = Callable[["Tensor", "Tensor", "Tensor", "Tensor | None", "Tensor | None"], tuple["Tensor", dict[str, "Tensor"]]]
+"""(logprobs, old_logprobs, advantages, reference_logprobs, entropy), each [N] over response tokens -> the loss [N] and
+its parts [N] for the log; may take LOSS_SETTINGS. See policy_loss.token_loss."""
+
+ADVANTAGES: FunctionTable[Advantage] = FunctionTable(
+    "algorithm.advantage", "advantage", {"grpo": group_advantages}, arguments=2
+)
+CURATIONS: FunctionTable[Curation] = FunctionTable(
+    "algorithm.curation", "curation", {"all": all_samples, "teaching": teaching_samples}, arguments=2
+)
+REDUCTIONS: FunctionTable[Reduction] = FunctionTable(
+    "algorithm.loss_reduction", "reduction", {"token_mean": token_mean, "sequence_mean": sequence_mean}, arguments=1
+)
+LOSSES: FunctionTable[Loss] = FunctionTable(
+    "algorithm.loss", "loss", {"grpo": "spmd_rl.algorithms.policy_loss:token_loss"}, arguments=5
+)
+LOSS_SETTINGS = ("clip_low", "clip_high", "kl_coefficient", "kl_estimator", "entropy_coefficient")
+
+
+def find_advantage(algorithm: AlgorithmConfig) -> Advantage:
+    """Return what estimates advantages; it raises ValueError where an answer is not one finite number a sample."""
+    settings = {"normalize_std": algorithm.normalize_std, "std_epsilon": algorithm.std_epsilon}
+    estimate = ADVANTAGES.find(algorithm.advantage, **settings)
+    return lambda groups, rewards: _numbers(ADVANTAGES, algorithm.advantage, estimate(groups, rewards), len(rewards))
+
+
+def find_curation(algorithm: AlgorithmConfig) -> Curation:
+    """Return what chooses the samples to train on; it raises ValueError where it does not answer for each sample."""
+    name = "teaching" if algorithm.drop_uniform_groups else algorithm.curation
+    keep = CURATIONS.find(name)
+    return lambda groups, rewards: [
+        bool(kept) for kept in _numbers(CURATIONS, name, keep(groups, rewards), len(rewards))
+    ]
+
+
+def find_reduction(algorithm: AlgorithmConfig) -> Reduction:
+    """Return what weighs tokens in the loss; it raises ValueError where an answer is not one finite number a sample."""
+    weigh = REDUCTIONS.find(algorithm.loss_reduction)
+    return lambda lengths: _numbers(REDUCTIONS, algorithm.loss_reduction, weigh(lengths), len(lengths))
+
+
+def find_loss(algorithm: AlgorithmConfig) -> Loss:
+    """Return what computes the loss at each response token; this imports torch."""
+    return LOSSES.find(algorithm.loss, **{name: getattr(algorithm, name) for name in LOSS_SETTINGS})
+
+
+def try_algorithms(algorithm: AlgorithmConfig) -> None:
+    """Find every function and try those that need no tensors, on two groups of which one teaches.
+
+    Raises ValueError that says the setting, what was tried, and why it can't be used.
+    """
+    if algorithm.drop_uniform_groups and algorithm.curation not in ("all", "teaching"):
+        raise ValueError(
+            f"algorithm.curation = {algorithm.curation}: algorithm.drop_uniform_groups = true is the curation "
+            "`teaching`; leave one of the two out"
+        )
+    trials: list[tuple[FunctionTable[Any], str, Callable[[], object]]] = [
+        (ADVANTAGES, algorithm.advantage, lambda: find_advantage(algorithm)([0, 0, 1, 1], [0.0, 1.0, 0.5, 0.5])),
+        (CURATIONS, algorithm.curation, lambda: find_curation(algorithm)([0, 0, 1, 1], [0.0, 1.0, 0.5, 0.5])),
+        (REDUCTIONS, algorithm.loss_reduction, lambda: find_reduction(algorithm)([1, 2, 3, 4])),
+    ]
+    for table, name, trial in trials:
+        try:
+            trial()
+        except ValueError as error:
+            if str(error).startswith(table.knob):
+                raise
+            raise table.unusable(name, "tried it on four samples", f"ValueError: {error}") from error
+        except Exception as error:
+            raise table.unusable(name, "tried it on four samples", f"{type(error).__name__}: {error}") from error
+    find_loss(algorithm)
+
+
+def _numbers(table: FunctionTable[Any], name: str, found: Sequence[float], count: int) -> list[float]:
+    """Return what a function answered. Raises ValueError when it is not one finite number for each sample."""
+    tried = f"gave it {count} samples"
+    try:
+        numbers = [float(number) for number in found]
+    except (TypeError, ValueError) as error:
+        raise table.unusable(name, tried, f"it did not return a list of numbers ({error})") from error
+    if len(numbers) != count:
+        raise table.unusable(name, tried, f"it returned {len(numbers)} numbers; one for each sample is needed")
+    broken = [place for place, number in enumerate(numbers) if not math.isfinite(number)]
+    if broken:
+        raise table.unusable(
+            name, tried, f"{len(broken)} of its numbers are not finite (of sample {broken[0]}: {numbers[broken[0]]})"
+        )
+    return numbers

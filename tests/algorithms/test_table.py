@@ -1,0 +1,93 @@
+import subprocess
+import sys
+
+import pytest
+
+from spmd_rl.algorithms.table import (
+    find_advantage,
+    find_curation,
+    find_loss,
+    find_reduction,
+    try_algorithms,
+)
+from spmd_rl.config.config import AlgorithmConfig
+
+GROUPS, REWARDS = [0, 0, 1, 1], [0.0, 1.0, 0.5, 0.5]
+
+
+@pytest.fixture
+def own(tmp_path):
+    """Return how a function of a file of the user's is spelled; its source is given."""
+
+    def write(source: str) -> str:
+        file = tmp_path / "own.py"
+        file.write_text(source)
+        return f"{file}:f"
+
+    return write
+
+
+def test_what_is_built_in_goes_by_its_name():
+    assert find_advantage(AlgorithmConfig(normalize_std=False))(GROUPS, REWARDS) == [-0.5, 0.5, 0.0, 0.0]
+    assert find_curation(AlgorithmConfig())(GROUPS, REWARDS) == [True] * 4
+    assert find_reduction(AlgorithmConfig(loss_reduction="sequence_mean"))([1, 3]) == [0.5, 1 / 6]
+    try_algorithms(AlgorithmConfig())
+
+
+def test_dropping_uniform_groups_is_a_curation():
+    for algorithm in (AlgorithmConfig(drop_uniform_groups=True), AlgorithmConfig(curation="teaching")):
+        assert find_curation(algorithm)(GROUPS, REWARDS) == [True, True, False, False]
+    with pytest.raises(ValueError, match="algorithm.curation = mine.py:f: algorithm.drop_uniform_groups = true"):
+        try_algorithms(AlgorithmConfig(drop_uniform_groups=True, curation="mine.py:f"))
+
+
+def test_a_function_of_the_users_takes_options_and_the_settings_that_it_names(own):
+    name = own("def f(groups, rewards, std_epsilon, scale=1.0): return [scale * r + std_epsilon for r in rewards]\n")
+    estimate = find_advantage(AlgorithmConfig(advantage=f"{name}(scale=2)", std_epsilon=0.25))
+    assert estimate(GROUPS, REWARDS) == [0.25, 2.25, 1.25, 1.25]
+
+
+@pytest.mark.parametrize("knob", ["advantage", "curation", "loss_reduction", "loss"])
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("grpoo", "your own is path/to/file.py:function"), ("nowhere.py:f", "there is no such file")],
+)
+def test_a_name_that_nothing_has_is_refused_with_its_setting(knob, name, reason):
+    with pytest.raises(ValueError, match=f"algorithm.{knob}: '{name}' is not an? .* that can be used; ") as error:
+        try_algorithms(AlgorithmConfig(**{knob: name}))
+    assert reason in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("def f(groups, rewards): return rewards[1:]", "it returned 3 numbers; one for each sample is needed"),
+        ("def f(groups, rewards): return [float('nan')] * 4", r"4 of its numbers are not finite \(of sample 0: nan\)"),
+        ("def f(groups, rewards): return None", "it did not return a list of numbers"),
+        ("def f(groups, rewards): return 1 / 0", "tried it on four samples: ZeroDivisionError"),
+        ("def f(groups): return groups", "tried it on four samples: TypeError"),
+    ],
+)
+def test_an_answer_that_is_no_advantage_is_found_out_before_a_run(own, source, reason):
+    with pytest.raises(ValueError, match=f"algorithm.advantage: .*own.py:f' is not an advantage .*{reason}"):
+        try_algorithms(AlgorithmConfig(advantage=own(source)))
+
+
+def test_an_answer_that_is_no_advantage_is_found_out_in_a_run(own):
+    source = "def f(groups, rewards): return [float('inf') if r == 7 else r for r in rewards]"
+    estimate = find_advantage(AlgorithmConfig(advantage=own(source)))
+    assert estimate([0, 0], [0.5, 1.0]) == [0.5, 1.0]
+    with pytest.raises(ValueError, match=r"gave it 2 samples: 1 of its numbers are not finite \(of sample 1: inf\)"):
+        estimate([0, 0], [0.5, 7.0])
+
+
+def test_a_loss_of_the_users_is_given_the_settings_that_it_names(own):
+    loss = find_loss(
+        AlgorithmConfig(loss=own("def f(a, b, c, d, e, *, clip_low): return clip_low, {}\n"), clip_low=0.1)
+    )
+    assert loss(0, 0, 0, 0, 0) == (0.1, {})
+
+
+def test_only_a_loss_brings_torch_in():
+    code = "import sys, spmd_rl.algorithms.table; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
