@@ -249,13 +249,13 @@ def test_ranks_and_worker_have_the_same_verbs():
 
 
 def test_the_verbs_that_have_deadlines_are_those_that_there_are():
-    from spmd_rl.config.fault_spec import VERBS
+    from spmd_rl.config.names import Verb
 
     told = [
         verbs(PACKAGE / "controller" / file, name)
         for file, name in (("ranks.py", "Ranks"), ("serve_ranks.py", "Servers"))
     ]
-    assert sorted(VERBS) == sorted(told[0] | told[1])
+    assert sorted(Verb) == sorted(told[0] | told[1])
 
 
 def test_servers_and_server_have_the_same_verbs_beside_those_of_every_rank():

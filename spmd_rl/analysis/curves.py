@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from spmd_rl.config.loading import read_settings
+from spmd_rl.config.names import Phase
 from spmd_rl.runlog.run_dir import METRICS
 
 TRAINING_ACCURACY = "reward/cause/correct"
@@ -22,13 +23,13 @@ WANTED = (
 )
 # Phases never overlap; `timing/rule_reward` and the like, which are hidden behind others, are none.
 PHASES = (
-    ("rollout", ("rollout",)),
-    ("update", ("update", "update_critic")),
-    ("log-probabilities before", ("old_log_p",)),
-    ("reference", ("reference_model",)),
+    ("rollout", (Phase.ROLLOUT,)),
+    ("update", (Phase.UPDATE, "update_critic")),
+    ("log-probabilities before", (Phase.POLICY_LOGPROBS,)),
+    ("reference", (Phase.REFERENCE_LOGPROBS,)),
     ("critic", ("critic_model",)),
     ("waiting for graders", ("non_overlap_rule_reward",)),
-    ("refresh and switching", ("reshard_to_infer", "reshard_to_train")),
+    ("refresh and switching", (Phase.TO_ROLLOUT, Phase.TO_TRAINING)),
 )
 OTHER = "other"
 

@@ -14,8 +14,9 @@ from spmd_rl.config.check_checkpoint import checkpoint_notes, checkpoint_problem
 from spmd_rl.config.check_model import model_problems
 from spmd_rl.config.check_reward_models import reward_model_problems
 from spmd_rl.config.config import Config, DataConfig, EvaluationConfig, HangConfig
-from spmd_rl.config.fault_spec import PHASES, VERBS, fault_problems
+from spmd_rl.config.fault_spec import fault_problems
 from spmd_rl.config.loading import load_dataset_config, settings
+from spmd_rl.config.names import Phase, Verb
 from spmd_rl.config.source_names import ARITHMETIC, FORMATS, REASONING_GYM, is_hub_name, is_made
 from spmd_rl.config.template_names import CHAT, PLAIN, template_file
 from spmd_rl.config.wording import divisors
@@ -134,11 +135,11 @@ def hang_problems(hang: HangConfig) -> list[str]:
     problems = [
         f"hang.{knob} = {value}: out of range; it must be above 0" for knob, value in seconds.items() if not value > 0
     ]
-    places = (*PHASES, *VERBS)
+    places = (*Phase, *Verb)
     for name in hang.deadline_seconds:
         if name not in places:
             near = difflib.get_close_matches(name, places, 1)
-            meant = f"did you mean {near[0]}?" if near else f"a phase is one of {', '.join(PHASES)}"
+            meant = f"did you mean {near[0]}?" if near else f"a phase is one of {', '.join(Phase)}"
             problems.append(f"hang.deadline_seconds {name}: there is no such phase or verb; {meant}")
     if hang.silent_seconds < LEAST_SILENT_SECONDS:
         problems.append(

@@ -11,19 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from spmd_rl.config.config import Config
+from spmd_rl.config.names import Phase, Verb
 from spmd_rl.errors import ConfigError
 
-PHASES = (
-    *("start", "between phases", "evaluation", "reshard_to_infer", "rollout", "reshard_to_train", "reward_model"),
-    *("adv", "exchange", "old_log_p", "reference_model", "update", "checkpoint", "export"),
-)
-"""Where a rank can be: the names of timing/..., before the first of them, and between them."""
-VERBS = (
-    *("to_rollout", "to_training", "generate", "rewards", "compare_answers", "read", "judge", "keep_rewards"),
-    *("exchange", "score", "learn", "conversations", "write_conversations", "forget", "costs", "export_hf"),
-    *("checkpoint_bytes", "begin_checkpoint", "checkpoint_progress", "checkpoint_digests", "load", "reply", "stop"),
-)
-"""What rank 0 has all ranks do."""
 REWARD = "reward"
 """In place of a rank's process, those that grade its samples: `slow:reward,seconds=30`."""
 
@@ -92,7 +82,7 @@ def _one_of(*words: str) -> Callable[[str], str]:
 _VALUES: dict[str, tuple[Callable[[str], Any], str]] = {
     "rank": (_whole, "a rank, counted from 0"),
     "step": (_whole, "a step, counted from 1 (0: before the first)"),
-    "phase": (_one_of(*PHASES), "a phase"),
+    "phase": (_one_of(*Phase), "a phase"),
     "verb": (str, "a verb"),
     "doing": (str, "text"),
     "after": (_above_0, "seconds above 0"),
@@ -117,11 +107,11 @@ _KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }
 # These strike where what they break is in use.
 _PLACES = {
-    ("corrupt", ""): ("reshard_to_infer", "to_rollout"),
-    ("disk_full", ""): ("checkpoint", "begin_checkpoint"),
-    ("nan", "update"): ("update", "learn"),
-    ("nan", "rollout"): ("rollout", "generate"),
-    ("nan", "checkpoint"): ("checkpoint", "begin_checkpoint"),
+    ("corrupt", ""): (Phase.TO_ROLLOUT, Verb.TO_ROLLOUT),
+    ("disk_full", ""): (Phase.CHECKPOINT, Verb.BEGIN_CHECKPOINT),
+    ("nan", Phase.UPDATE): (Phase.UPDATE, Verb.LEARN),
+    ("nan", Phase.ROLLOUT): (Phase.ROLLOUT, Verb.GENERATE),
+    ("nan", Phase.CHECKPOINT): (Phase.CHECKPOINT, Verb.BEGIN_CHECKPOINT),
 }
 
 
@@ -148,22 +138,22 @@ def read_fault(text: str) -> Fault:
         try:
             values[key] = read(value)
         except ValueError:
-            words = f"there is no such phase; {_nearest(value, PHASES)}" if key == "phase" else f"it must be {wanted}"
+            words = f"there is no such phase; {_nearest(value, Phase)}" if key == "phase" else f"it must be {wanted}"
             raise ValueError(f"{knob}: {key} = {value}: {words}") from None
     for key in needed:
         if key not in values:
             raise ValueError(f"{knob}: {key} is missing; it must be {_VALUES[key][1]}")
     if values.get("what") == REWARD:
         # Samples are graded while others are generated.
-        if values.setdefault("phase", "rollout") not in ("rollout", "evaluation"):
+        if values.setdefault("phase", Phase.ROLLOUT) not in (Phase.ROLLOUT, Phase.EVALUATION):
             raise ValueError(f"{knob}: phase = {values['phase']}: nothing is graded then; take rollout or evaluation")
-        values.setdefault("verb", "generate")
+        values.setdefault("verb", Verb.GENERATE)
     if kind in ("corrupt", "disk_full", "nan"):
-        phase = values.get("phase", "update") if kind == "nan" else ""
+        phase = values.get("phase", Phase.UPDATE) if kind == "nan" else ""
         if (kind, phase) not in _PLACES:
             places = ", ".join(phase for known, phase in _PLACES if known == kind)
             raise ValueError(f"{knob}: phase = {phase}: nothing becomes nan there; it can be {places}")
-        if "of" in values and phase != "update":
+        if "of" in values and phase != Phase.UPDATE:
             raise ValueError(f"{knob}: of = {values['of']}: it is in phase update; leave one of them out")
         values["phase"], values["verb"] = _PLACES[kind, phase]
     return Fault(text, kind, **values)
@@ -189,13 +179,13 @@ def fault_problems(config: Config, world_size: int) -> list[str]:
             problems.append(f"{knob}: rank = {fault.rank}: there are {world_size} ranks, 0 to {world_size - 1}")
         if fault.step is not None and fault.step > config.train.steps:
             problems.append(f"{knob}: step = {fault.step}: the run ends after train.steps = {config.train.steps}")
-        if fault.rank and fault.phase == "adv":
+        if fault.rank and fault.phase == Phase.ADVANTAGE:
             problems.append(f"{knob}: rank = {fault.rank}: rank 0 alone is in phase adv; take rank = 0")
         if fault.bit >= bits:
             problems.append(f"{knob}: bit = {fault.bit}: a {config.model.dtype} has bits 0 to {bits - 1}")
         if fault.what == REWARD and not config.reward.rules:
             problems.append(f"{knob}: reward.rules is empty, so no process grades; name a rule, or leave this out")
-        if fault.phase == "checkpoint" and not config.checkpoint.every_steps:
+        if fault.phase == Phase.CHECKPOINT and not config.checkpoint.every_steps:
             problems.append(f"{knob}: nothing is saved; set checkpoint.every_steps, or leave this out")
     return problems
 

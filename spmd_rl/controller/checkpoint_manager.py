@@ -11,6 +11,7 @@ from typing import Any
 
 from spmd_rl.config.config import Config
 from spmd_rl.config.loading import settings
+from spmd_rl.config.names import Phase
 from spmd_rl.controller.ranks import Ranks
 from spmd_rl.runlog.checkpoint_store import CheckpointStore, SavedCheckpoint
 from spmd_rl.runlog.run_dir import CHECKPOINTS
@@ -64,7 +65,7 @@ class CheckpointManager:
         every = self.config.checkpoint.every_steps
         if not asked and not (every and (step % every == 0 or step == self.config.train.steps)):
             return
-        with self.log.timed("checkpoint"):
+        with self.log.timed(Phase.CHECKPOINT):
             self._advance(wait=True)  # one at a time
             self._begin(step, loop)
         if not asked:
@@ -79,7 +80,7 @@ class CheckpointManager:
 
     def close(self) -> None:
         """Wait until what was begun is complete."""
-        with self.log.timed("checkpoint"):
+        with self.log.timed(Phase.CHECKPOINT):
             self._advance(wait=True)
 
     def _begin(self, step: int, loop: Mapping[str, Any]) -> None:

@@ -6,22 +6,13 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
 from typing import Any, Protocol
 
+from spmd_rl.config.names import MEMORY_PHASES, Phase, Verb
 from spmd_rl.controller.planner import Plan
 from spmd_rl.data.digests import UNREADABLE
 from spmd_rl.data.sampling_params import SamplingParams
 from spmd_rl.data.tickets import SampleReward, Ticket
 from spmd_rl.distributed.verb import verb
 
-PHASES = {
-    "start": "start",
-    "to_rollout": "reshard_to_infer",
-    "generate": "rollout",
-    "to_training": "reshard_to_train",
-    "score": "old_log_p",
-    "learn": "update",
-    "judge": "reward_model",
-}
-"""What a verb's memory is called in the metrics; `start` is all that comes before the first verb."""
 HOLDS = {
     "resident_bytes": "memory/resident_bytes",
     "children_bytes": "memory/children_bytes",
@@ -77,17 +68,17 @@ class Ranks:
 
         `canary`: both engines score the same few tokens; their difference is among what was yielded, afterwards.
         """
-        with timed("reshard_to_infer"):
+        with timed(Phase.TO_ROLLOUT):
             moved = self.to_rollout(canary)
         yield moved
         # Not after an error: it may be that a rank no longer answers.
-        with timed("reshard_to_train"):
+        with timed(Phase.TO_TRAINING):
             moved |= self.to_training()
 
     @verb
     def to_rollout(self, canary: bool = False) -> dict[str, float]:
         """Refresh vLLM from Megatron, prove it, and give vLLM the device. Returns metrics."""
-        answers = self._all("to_rollout", canary=canary)
+        answers = self._all(Verb.TO_ROLLOUT, canary=canary)
         return {
             "bytes/reshard_to_infer/network": max(answer["network_bytes"] for answer in answers),
             "bytes/reshard_to_infer/local": max(answer["local_bytes"] for answer in answers),
@@ -96,7 +87,7 @@ class Ranks:
     @verb
     def to_training(self) -> dict[str, float]:
         """Give Megatron the device, and let it score the canary that vLLM made, if it did. Returns metrics."""
-        gaps = self._all("to_training")
+        gaps = self._all(Verb.TO_TRAINING)
         return {} if gaps[0] is None else {"correction/canary_gap": gaps[0]}
 
     @verb
@@ -105,7 +96,7 @@ class Ranks:
     ) -> tuple[list[Ticket], dict[str, float]]:
         """Samples of these prompts; each is graded as it ends. Returns tickets in order of id, and metrics."""
         answers = self._all(
-            "generate",
+            Verb.GENERATE,
             split=split,
             rows=list(rows),
             step=step,
@@ -126,7 +117,7 @@ class Ranks:
     @verb
     def rewards(self) -> tuple[dict[int, SampleReward], dict[str, float]]:
         """Wait for the graders; every sample's score by id, and metrics."""
-        answers = self._all("rewards")
+        answers = self._all(Verb.REWARDS)
         scored = [SampleReward(**score) for answer in answers for score in answer["scored"]]
         return {score.id: score for score in scored}, {
             "timing/rule_reward": sum(answer["busy_seconds"] for answer in answers),
@@ -138,14 +129,16 @@ class Ranks:
         """Of each (row, answer, answer): whether the rules that grade the row's samples find the two equal."""
         if not pairs:
             return []
-        found = dict(pair for answer in self._all("compare_answers", split=split, pairs=list(pairs)) for pair in answer)
+        found = dict(
+            pair for answer in self._all(Verb.COMPARE_ANSWERS, split=split, pairs=list(pairs)) for pair in answer
+        )
         return [found[number] for number in range(len(pairs))]
 
     @verb
     def exchange(self, plan: Plan) -> dict[str, float]:
         """Bring every sample to the ranks that train on it, in one all-to-all. Returns metrics."""
         answers = self._all(
-            "exchange",
+            Verb.EXCHANGE,
             minibatches=[minibatch.microbatches for minibatch in plan.minibatches],
             share_prompts=plan.share_prompts,
         )
@@ -159,7 +152,7 @@ class Ranks:
     @verb
     def score(self, model: str) -> dict[str, float]:
         """Log-probabilities of all exchanged samples under `policy` or `reference`; they stay on the ranks."""
-        answers = self._all("score", model=model)
+        answers = self._all(Verb.SCORE, model=model)
         return {
             f"timing/{model}_{move}": max(answer[move] for answer in answers)
             for move in ("onload", "offload")
@@ -172,13 +165,15 @@ class Ranks:
 
         Returns of each the tokens that it has in common with its prompt's other samples, and those after them.
         """
-        return {sample: (shared, own) for answer in self._all("read", model=model) for sample, shared, own in answer}
+        return {sample: (shared, own) for answer in self._all(Verb.READ, model=model) for sample, shared, own in answer}
 
     @verb
     def judge(self, model: str, plan: Plan) -> tuple[dict[int, float], dict[str, float]]:
         """A reward model's scores, by id, of what it has read; and metrics."""
         minibatch = plan.minibatches[0]
-        answers = self._all("judge", model=model, microbatches=minibatch.microbatches, share_prompts=plan.share_prompts)
+        answers = self._all(
+            Verb.JUDGE, model=model, microbatches=minibatch.microbatches, share_prompts=plan.share_prompts
+        )
         scores = {sample: score for answer in answers for sample, score in answer["scores"]}
         assert len(scores) == len(minibatch.ids), f"{len(scores)} scores of {len(minibatch.ids)} samples"
         return scores, {
@@ -202,7 +197,7 @@ class Ranks:
         Returns metrics, and why the update was skipped; "" where it was made.
         """
         answers = self._all(
-            "learn",
+            Verb.LEARN,
             minibatch=minibatch,
             ids=list(ids),
             advantages=list(advantages),
@@ -226,39 +221,39 @@ class Ranks:
     @verb
     def conversations(self, ids: Sequence[int], step: int) -> list[dict[str, Any]]:
         """A few graded samples of `step` with all that is kept of them, in the order of `ids`."""
-        answers = self._all("conversations", ids=list(ids), step=step)
+        answers = self._all(Verb.CONVERSATIONS, ids=list(ids), step=step)
         found = {text["id"]: text for answer in answers for text in answer}
         return [found[sample] for sample in ids]
 
     @verb
     def write_conversations(self, directory: str, step: int) -> None:
         """Every rank writes all its graded samples of `step` into a file of its own: no text comes to rank 0."""
-        self._all("write_conversations", directory=directory, step=step)
+        self._all(Verb.WRITE_CONVERSATIONS, directory=directory, step=step)
 
     @verb
     def forget(self) -> None:
         """Drop the samples of this step."""
-        self._all("forget")
+        self._all(Verb.FORGET)
 
     @verb
     def export_hf(self, directory: str) -> None:
         """Write the policy as a Hugging Face directory."""
-        self._all("export_hf", directory=directory)
+        self._all(Verb.EXPORT_HF, directory=directory)
 
     @verb
     def checkpoint_bytes(self) -> int:
         """What all ranks together would write, about."""
-        return sum(self._all("checkpoint_bytes"))
+        return sum(self._all(Verb.CHECKPOINT_BYTES))
 
     @verb
     def begin_checkpoint(self, directory: str) -> None:
         """Have the ranks write into an empty directory that all of them see; they train on meanwhile."""
-        self._all("begin_checkpoint", directory=directory)
+        self._all(Verb.BEGIN_CHECKPOINT, directory=directory)
 
     @verb
     def checkpoint_progress(self, wait: bool) -> tuple[bool, str | None, bool]:
         """Whether all have written what was begun; what failed; whether any was asked (SIGUSR1) to save and end."""
-        answers = self._all("checkpoint_progress", wait=wait)
+        answers = self._all(Verb.CHECKPOINT_PROGRESS, wait=wait)
         failed = next((answer["failed"] for answer in answers if answer["failed"]), None)
         return all(answer["written"] for answer in answers), failed, any(answer["asked"] for answer in answers)
 
@@ -268,7 +263,7 @@ class Ranks:
 
         Raises OSError when one can't be read again.
         """
-        answers = self._all("checkpoint_digests", directory=directory, names=list(names), wait=wait)
+        answers = self._all(Verb.CHECKPOINT_DIGESTS, directory=directory, names=list(names), wait=wait)
         found = {name: value for answer in answers for name, value in (answer or {}).items()}
         if len(found) < len(names):
             return None
@@ -280,7 +275,7 @@ class Ranks:
     @verb
     def keep_rewards(self, scored: Mapping[int, SampleReward]) -> None:
         """Tell the ranks what their samples earned in the end, for those who write them down."""
-        self._all("keep_rewards", scored=[asdict(one) for one in scored.values()])
+        self._all(Verb.KEEP_REWARDS, scored=[asdict(one) for one in scored.values()])
 
     @verb
     def costs(self) -> tuple[dict[str, float], list[dict[str, int]]]:
@@ -288,9 +283,9 @@ class Ranks:
 
         And now, of the rank that holds most: what HOLDS names. Returns metrics, and what each rank holds.
         """
-        answers = self._all("costs")
+        answers = self._all(Verb.COSTS)
         peaks = {name: max(answer["peaks"][name] for answer in answers) for name in answers[0]["peaks"]}
-        metrics = {f"memory/{phase}/peak_bytes": peaks[name] for name, phase in PHASES.items() if name in peaks}
+        metrics = {f"memory/{phase}/peak_bytes": peaks[name] for name, phase in MEMORY_PHASES.items() if name in peaks}
         holds = [{metric: answer["holds"][name] for name, metric in HOLDS.items()} for answer in answers]
         metrics |= {metric: max(rank[metric] for rank in holds) for metric in HOLDS.values()}
         moved, self.controller_bytes = self.commands.bytes_moved - self.controller_bytes, self.commands.bytes_moved
@@ -299,7 +294,7 @@ class Ranks:
     @verb
     def stop(self) -> None:
         """The last verb: every rank leaves its loop."""
-        self._all("stop")
+        self._all(Verb.STOP)
 
 
 def _why_skipped(answers: Sequence[Mapping[str, Any]]) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 from spmd_rl.algorithms.score_normalization import Moments, clipped, standardized, standardized_in_groups
 from spmd_rl.config.config import Config, RewardModelConfig
+from spmd_rl.config.names import Phase
 from spmd_rl.controller.planner import plan_microbatches
 from spmd_rl.controller.ranks import Ranks, Timed
 from spmd_rl.data.tickets import UNJUDGED, SampleReward, Ticket
@@ -31,7 +32,7 @@ class RewardModels:
         total = {t.id: scored.get(t.id, SampleReward(t.id, 0.0, UNJUDGED, {})) for t in tickets}
         metrics: dict[str, float] = {}
         for name, model in self.models.items():
-            with timed("reward_model"):
+            with timed(Phase.REWARD_MODEL):
                 found, costs = self._ask(ranks, name, model, tickets)
             for metric, value in costs.items():
                 metrics[metric] = metrics.get(metric, 0.0) + value

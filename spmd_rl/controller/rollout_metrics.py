@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from spmd_rl.config.config import Config
 from spmd_rl.config.functions import labels
+from spmd_rl.config.names import Phase
 from spmd_rl.controller.ranks import Ranks
 from spmd_rl.data.samples import SAMPLES
 from spmd_rl.data.sampling_params import SamplingParams
@@ -43,7 +44,7 @@ def evaluate(ranks: Ranks, benchmarks: Sequence[Benchmark], config: Config, step
     if not benchmarks:
         return
     metrics: dict[str, float] = {}
-    with log.timed("evaluation"), ranks.rollout_mode():
+    with log.timed(Phase.EVALUATION), ranks.rollout_mode():
         for benchmark in benchmarks:
             lines, _ = ask(ranks, benchmark, step, config.evaluation.samples, evaluation_sampling(config))
             log.questions(step, benchmark.name, lines)

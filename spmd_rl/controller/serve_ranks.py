@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from spmd_rl.config.names import Verb
 from spmd_rl.controller.ranks import ChannelProtocol, Ranks, WorkerProtocol
 from spmd_rl.data.sampling_params import SamplingParams
 from spmd_rl.distributed.verb import verb
@@ -21,7 +22,7 @@ class Servers:
     @verb
     def load(self, model: str) -> None:
         """Fill the engines from a Hugging Face directory or a checkpoint, in place of what they held."""
-        self.ranks._all("load", model=model)
+        self.ranks._all(Verb.LOAD, model=model)
 
     @verb
     def reply(self, prompt: Sequence[int], seed: int, sampling: SamplingParams) -> str:
@@ -29,4 +30,4 @@ class Servers:
 
         Returns why it ended: `stop`, `length` or `abort`.
         """
-        return self.ranks._all("reply", prompt=list(prompt), seed=seed, sampling=asdict(sampling))[0]
+        return self.ranks._all(Verb.REPLY, prompt=list(prompt), seed=seed, sampling=asdict(sampling))[0]

@@ -6,6 +6,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from spmd_rl.config.names import Phase
+
 WAITS = "waits for "
 """How the `doing` of a rank begins that only waits for others at the control group."""
 IDLE = "waits for a person"
@@ -17,7 +19,7 @@ class RankStatus:
 
     step: int = 0
     """Counted from 1, as rank 0 tells it; 0 before the first."""
-    phase: str = "start"
+    phase: str = Phase.START
     """The name of its time in the metrics: timing/<phase>."""
     verb: str = ""
     """Empty between two verbs."""

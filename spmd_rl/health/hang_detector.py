@@ -4,11 +4,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from spmd_rl.config.config import HangConfig
+from spmd_rl.config.names import Phase, Verb
 from spmd_rl.distributed.rank_names import ranks_named
 from spmd_rl.distributed.status import IDLE, WAITS
 from spmd_rl.health.heartbeat import STOPPED_SECONDS, Heartbeat
 
-GRADING = ("rewards", "compare_answers")
+GRADING = (Verb.REWARDS, Verb.COMPARE_ANSWERS)
 """Verbs that wait for graders."""
 
 
@@ -53,7 +54,7 @@ class HangDetector:
         self.longest: dict[str, float] = {}
         """The longest stillness of the run in each phase that has been left again."""
         self._now = now
-        self._phase = "start"
+        self._phase: str = Phase.START
         self._progress = now
         self._longest_here = 0.0
         self._told: object = None

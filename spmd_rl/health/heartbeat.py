@@ -15,6 +15,7 @@ from types import FrameType
 
 import msgspec
 
+from spmd_rl.config.names import Phase
 from spmd_rl.distributed.status import RankStatus, current_status, on_status_change
 from spmd_rl.health import procfs
 
@@ -40,7 +41,7 @@ class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True):
     seconds: float = 0.0
     """How long it has been there."""
     step: int = 0
-    phase: str = "start"
+    phase: str = Phase.START
     verb: str = ""
     doing: str = ""
     waits: str = ""

@@ -10,6 +10,8 @@ from rich.console import Console as RichConsole
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from spmd_rl.config.names import Phase
+
 SHOWN = (
     ("reward", "grpo/rewards/mean", ".3f"),
     ("kl", "actor/kl_loss", ".4f"),
@@ -18,7 +20,7 @@ SHOWN = (
     ("lr", "grpo/lr", ".1e"),
     ("grad", "grad_norm", ".2f"),
 )
-TIMES = (("rollout", "timing/rollout"), ("update", "timing/update"), ("step", "timing/all"))
+TIMES = (*((phase, f"timing/{phase}") for phase in (Phase.ROLLOUT, Phase.UPDATE)), ("step", "timing/all"))
 
 
 class Console(Protocol):

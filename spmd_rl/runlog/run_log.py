@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from spmd_rl.config.config import Config
+from spmd_rl.config.names import Phase
 from spmd_rl.config.redact import hidden
 from spmd_rl.data.samples import SAMPLES, samples_file, write_samples
 from spmd_rl.distributed.status import current_status, set_status
@@ -139,7 +140,7 @@ class RunLog:
         """Log one step; yields `timed`. At the end what was added becomes a row, unless the step was cut short."""
         self._values.clear()
         started = time.perf_counter()
-        set_status(step=step, phase="between phases")
+        set_status(step=step, phase=Phase.BETWEEN)
         yield self.timed
         self.add("timing/all", time.perf_counter() - started)
         metrics = {name: combine(name, values) for name, values in self._values.items()}

@@ -16,6 +16,7 @@ import torch
 
 from spmd_rl.config.config import Config
 from spmd_rl.config.fault_spec import REWARD, Fault, faults
+from spmd_rl.config.names import Phase, Verb
 from spmd_rl.distributed.status import RankStatus, current_status, on_status_change
 
 FAULTS = "faults"
@@ -61,7 +62,7 @@ class FaultInjector:
 
     def hear(self, place: RankStatus) -> None:
         """This rank has come to a place."""
-        if place.verb == "stop":
+        if place.verb == Verb.STOP:
             for fault in self._waiting:
                 self._say(f"never came to where {fault.text} would strike", place=None)
             self._waiting.clear()
@@ -158,11 +159,11 @@ class FaultInjector:
 
     def _nan(self, fault: Fault) -> tuple[str, Callable[[], None] | None]:
         trainer, engine = self.worker.trainer, self.worker.engine
-        if fault.phase == "checkpoint":
+        if fault.phase == Phase.CHECKPOINT:
             name, weight = next(iter(trainer.parameters().items()), ("", None))
             strike = None if weight is None else lambda: weight.data.view(-1)[:1].fill_(torch.nan)
             return f"makes a weight of {name} nan", strike
-        if fault.phase == "rollout":
+        if fault.phase == Phase.ROLLOUT:
             generate = engine.generate
 
             def broken(requests: Any, sampling: Any, finished: Callable) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from spmd_rl.config.config import Config
+from spmd_rl.config.names import Phase
 from spmd_rl.data.reward_model_reading import Reader
 from spmd_rl.data.sources.prompts import Prompt
 from spmd_rl.data.tickets import SampleReward
@@ -87,7 +88,7 @@ class TrainWorker(BaseWorker):
         self.saver = ShardSaver(self.trainer, self.shard, world)
         set_status(doing="")
         self.packs: list[list[Packed]] = []
-        self.peaks = {"start": platform.peak_memory_bytes()}
+        self.peaks: dict[str, int] = {Phase.START: platform.peak_memory_bytes()}
 
     def _load(self, parameters: dict[str, torch.Tensor], path: str) -> None:
         load_shard(path, self.shard, parameters, self.shape)

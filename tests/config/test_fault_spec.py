@@ -7,8 +7,9 @@ import pytest
 
 import spmd_rl
 from spmd_rl.config.check import check
-from spmd_rl.config.fault_spec import PHASES, check_parameters, fault_problems, read_fault
+from spmd_rl.config.fault_spec import check_parameters, fault_problems, read_fault
 from spmd_rl.config.loading import dump, load_config
+from spmd_rl.config.names import Phase
 from spmd_rl.config.resume_policy import refused
 from spmd_rl.distributed.status import RankStatus
 from spmd_rl.errors import ConfigError
@@ -23,9 +24,11 @@ def test_the_phases_are_those_that_are_timed():
     for path in Path(spmd_rl.__file__).parent.rglob("*.py"):
         for call in (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)):
             name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
-            if name == "timed" and call.args and isinstance(call.args[0], ast.Constant):
+            if name == "timed" and call.args and ast.unparse(call.args[0]).startswith("Phase."):
+                timed.add(Phase[call.args[0].attr])
+            elif name == "timed" and call.args and isinstance(call.args[0], ast.Constant):
                 timed.add(call.args[0].value)
-    assert timed == set(PHASES) - {"start", "between phases"}
+    assert timed == set(Phase) - {Phase.START, Phase.BETWEEN}
 
 
 def test_a_fault_says_what_where_and_how(tmp_path):
