@@ -138,14 +138,16 @@ GROUPS = {
         (
             Case(
                 "stop:rank=1,phase=rollout,step=2",
-                "the clock",
+                "the watchdog",
                 r"rank 1 is stopped by a signal \(process state T\)",
                 RESTARTED,
             ),
-            Case("loop:rank=0,phase=update,step=3", "the clock", r"rank 0 computes and does not get on.*", RESTARTED),
+            Case(
+                "loop:rank=0,phase=update,step=3", "the watchdog", r"rank 0 computes and makes no progress.*", RESTARTED
+            ),
             Case(
                 "slow:rank=1,phase=exchange,step=4,seconds=3600",
-                "the clock",
+                "the watchdog",
                 r"rank 1 .*exchange.*<- look here first",
                 RESTARTED,
             ),

@@ -1,4 +1,4 @@
-"""Why a rank ends, for torchrun's report: in the file that torchrun gave it, whole or not at all.
+"""Write why a rank ends into the file that torchrun gave it for its report: whole or not at all.
 
 torchrun ends with an error of its own, and without a restart, when it finds half a file: torch's handler writes in
 place, and a rank may be killed meanwhile.

@@ -1,4 +1,4 @@
-"""Who waits for whom when a run stands still, and what is wrong with the rank that all wait for. Pure: values, text."""
+"""Find whom the ranks of a hung run wait for and what is wrong there, and write the report. Pure: values, text."""
 
 import re
 from collections import Counter, defaultdict
@@ -21,79 +21,79 @@ _NUMBERS = re.compile(r"\d+")
 
 @dataclass(frozen=True)
 class RankState:
-    """One rank at the moment when the run is found to stand still."""
+    """One rank at the moment when the run is found to hang."""
 
     beat: Heartbeat
     """Its last."""
-    still_seconds: float
+    stalled_seconds: float
     silent_seconds: float = 0.0
     silent: bool = False
     """It gives no sign of life."""
     state: str | None = None
-    """Of its process, as a rank on the same machine sees it (processes.state); None: nobody there could look."""
+    """Of its process, as a rank on the same machine sees it (procfs.state); None: nobody there could look."""
     neighbours: int = 0
     """Ranks on its machine that give signs of life."""
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Where to look first, and why."""
+    """The ranks to look at first, and why."""
 
     ranks: tuple[int, ...]
     """Empty: no rank is to blame."""
-    words: list[str] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)
 
 
-def diagnose(standings: Sequence[RankState]) -> Diagnosis:
+def diagnose(states: Sequence[RankState]) -> Diagnosis:
     """Find the ranks that the others wait for.
 
     First those that give no sign of life; else those that neither wait at the control group nor in a collective; else
     those that wait elsewhere than most; else it is the network.
     """
-    silent = [one for one in standings if one.silent]
+    silent = [one for one in states if one.silent]
     if silent:
-        return Diagnosis(_ranks(silent), _of_silent(silent))
-    inside = [one for one in standings if not one.beat.doing.startswith(WAITS)]
+        return Diagnosis(_ranks(silent), _silent_reasons(silent))
+    inside = [one for one in states if not one.beat.doing.startswith(WAITS)]
     working = [one for one in inside if not one.beat.waits]
     if working:
-        return Diagnosis(_ranks(working), _grouped(working, _of_working))
+        return Diagnosis(_ranks(working), _grouped(working, _working_reason))
     places = defaultdict(list)
     for one in inside:
-        places[one.beat.verb, _spot(one.beat)].append(one)
+        places[one.beat.verb, _waits_at(one.beat)].append(one)
     if len(places) > 1:
         most = max(places.values(), key=len)
         # A tie says nothing: of two ranks that wait in two places, either may be the wrong one.
         odd = [one for group in places.values() if group is not most or 2 * len(group) <= len(inside) for one in group]
-        where = _grouped(odd, lambda one: f"waits in {_spot(one.beat)}")
+        where = _grouped(odd, lambda one: f"waits in {_waits_at(one.beat)}")
         return Diagnosis(_ranks(odd), [*where, "the ranks wait for each other in different exchanges: that never ends"])
-    return Diagnosis((), _of_link(standings, inside))
+    return Diagnosis((), _link_reasons(states, inside))
 
 
-def _ranks(standings: Iterable[RankState]) -> tuple[int, ...]:
-    return tuple(sorted(one.beat.rank for one in standings))
+def _ranks(states: Iterable[RankState]) -> tuple[int, ...]:
+    return tuple(sorted(one.beat.rank for one in states))
 
 
-def _spot(beat: Heartbeat) -> str:
-    """Where the innermost call outside of torch is made."""
+def _waits_at(beat: Heartbeat) -> str:
+    """Name the innermost call outside of torch."""
     own = next((line for line in beat.stack if "/torch/" not in line), beat.stack[0] if beat.stack else "")
     return f"{beat.waits}, {own}"
 
 
-def _grouped(standings: Sequence[RankState], words_of) -> list[str]:
+def _grouped(states: Sequence[RankState], reason_of) -> list[str]:
     groups = defaultdict(list)
-    for one in standings:
-        groups[words_of(one)].append(one)
+    for one in states:
+        groups[reason_of(one)].append(one)
     return [f"{ranks_named(_ranks(group))} {words}" for words, group in groups.items()]
 
 
-def _of_silent(silent: Sequence[RankState]) -> list[str]:
+def _silent_reasons(silent: Sequence[RankState]) -> list[str]:
     words = []
     hosts = defaultdict(list)
     for one in silent:
         hosts[one.beat.machine].append(one)
     for group in hosts.values():
         if group[0].neighbours or any(one.state is not None for one in group):
-            words += _grouped(group, _of_one_silent)
+            words += _grouped(group, _silent_reason)
             continue
         words.append(
             f"{ranks_named(_ranks(group))}: no rank on {group[0].beat.host} gives a sign of life: the node or its link "
@@ -102,7 +102,7 @@ def _of_silent(silent: Sequence[RankState]) -> list[str]:
     return words
 
 
-def _of_one_silent(one: RankState) -> str:
+def _silent_reason(one: RankState) -> str:
     if one.state in STOPPED:
         who = "a debugger" if one.state == "t" else "a signal"
         return f"is stopped by {who} (process state {one.state}): SIGCONT would let it go on"
@@ -117,40 +117,40 @@ def _of_one_silent(one: RankState) -> str:
     return "gives no sign of life, and others on its node do: it is stopped or gone"
 
 
-def _of_working(one: RankState) -> str:
+def _working_reason(one: RankState) -> str:
     beat = one.beat
     if beat.doing.startswith(_GRADER):
         return f"waits for a grader: {beat.doing}; the rule does not return"
     if beat.busy_seconds > _BUSY * max(beat.seconds, 1e-9):
-        return "computes and does not get on: an endless loop, or a very long computation"
+        return "computes and makes no progress: an endless loop, or a very long computation"
     return "waits for something that is no rank: a file, a lock, a process, a sleep; see its stack"
 
 
-def _of_link(standings: Sequence[RankState], inside: Sequence[RankState]) -> list[str]:
+def _link_reasons(states: Sequence[RankState], inside: Sequence[RankState]) -> list[str]:
     hosts = defaultdict(list)
-    for one in standings:
+    for one in states:
         hosts[one.beat.host].append(one.beat.rank)
     where = "; ".join(f"{host}: {ranks_named(ranks)}" for host, ranks in sorted(hosts.items()))
     waits = "between two verbs"
     if inside:
         waits = f"in the same exchange ({inside[0].beat.waits})"
-    others = [one for one in standings if one not in inside]
+    others = [one for one in states if one not in inside]
     missing = f", {ranks_named(_ranks(others))} at the control group" if inside and others else ""
     return [
-        f"{ranks_named(_ranks(inside or standings))} wait {waits}{missing}; all are alive and nobody is missing: "
+        f"{ranks_named(_ranks(inside or states))} wait {waits}{missing}; all are alive and nobody is missing: "
         "messages do not arrive, so a link between them is dead",
         f"hosts: {where}",
     ]
 
 
-def table(standings: Sequence[RankState], culprits: Sequence[int]) -> list[str]:
-    """One line for all ranks that are at the same; the culprits first."""
+def table(states: Sequence[RankState], culprits: Sequence[int]) -> list[str]:
+    """Write one line for all ranks that are at the same; the culprits first."""
     groups: dict[tuple, list[RankState]] = defaultdict(list)
-    for one in standings:
+    for one in states:
         groups[_key(one, culprits, _words(one.beat))].append(one)
     if len(groups) > MOST_LINES:
         alike: dict[tuple, list[RankState]] = defaultdict(list)
-        for one in standings:
+        for one in states:
             alike[_key(one, culprits, _NUMBERS.sub("#", _words(one.beat)))].append(one)
         groups = alike
     lines = []
@@ -159,7 +159,7 @@ def table(standings: Sequence[RankState], culprits: Sequence[int]) -> list[str]:
         first = group[0]
         texts = Counter(_words(one.beat) for one in group)
         words = texts.most_common(1)[0][0] + (" and the like" if len(texts) > 1 else "")
-        seconds = sorted({round(one.still_seconds) for one in group})
+        seconds = sorted({round(one.stalled_seconds) for one in group})
         time = f"{seconds[0]} s" if len(seconds) == 1 else f"{seconds[0]} to {seconds[-1]} s"
         who = ranks_named(_ranks(group))
         if len(group) == 1:
@@ -190,14 +190,14 @@ def _words(beat: Heartbeat) -> str:
 
 
 def report(
-    headline: str, standings: Sequence[RankState], verdict: Diagnosis, stacks: dict[int, str], directory: str, end: str
+    headline: str, states: Sequence[RankState], diagnosis: Diagnosis, stacks: dict[int, str], directory: str, end: str
 ) -> str:
-    """All that a person reads. `stacks`: of ranks that could be asked now, else their last words are taken."""
+    """Write all that a person reads. `stacks`: of ranks that could be asked now, else those of their last beat."""
     lines = [f"hang: {headline}", ""]
-    lines += [f"  {line}" for line in table(standings, verdict.ranks)]
-    lines += ["", *verdict.words]
-    by_rank = {one.beat.rank: one for one in standings}
-    shown = verdict.ranks[:1] or tuple(_ranks(standings)[:1])
+    lines += [f"  {line}" for line in table(states, diagnosis.ranks)]
+    lines += ["", *diagnosis.reasons]
+    by_rank = {one.beat.rank: one for one in states}
+    shown = diagnosis.ranks[:1] or tuple(_ranks(states)[:1])
     for rank in shown:
         one = by_rank[rank]
         old = f" {one.silent_seconds:.0f} s ago, with its last sign of life" if one.silent else ""
@@ -210,7 +210,7 @@ def report(
 
 
 def _brief(dump: str) -> list[str]:
-    """The main thread's part of what faulthandler wrote: it comes last, or is marked as the current one."""
+    """Return the main thread's part of what faulthandler wrote: it comes last, or is marked as the current one."""
     parts = dump.strip().split("\n\n")
     chosen = next((part for part in parts if part.startswith("Current thread")), parts[-1])
     return [f"  {line.strip()}" for line in chosen.splitlines()[:9]]

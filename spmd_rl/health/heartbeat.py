@@ -1,4 +1,4 @@
-"""A rank's sign of life: where it is, for how long, and what its main thread does there; small, once a second."""
+"""A rank's sign of life: its status, for how long it has had it, and its main thread's stack; small, once a second."""
 
 import faulthandler
 import linecache
@@ -22,7 +22,7 @@ from spmd_rl.health import procfs
 STACK_FRAMES = 12
 _COLLECTIVES = os.path.join("torch", "distributed", "distributed_c10d.py")
 _WAITS = re.compile(r"\.(wait|synchronize|item|cpu|tolist)\(")
-_PLACE_BYTES = 4096
+_STATUS_BYTES = 4096
 _DUMP_SECONDS = 0.3
 _STILL_SECONDS = 2.0
 """Before that, nobody asks what a rank waits for."""
@@ -31,15 +31,15 @@ STOPPED_SECONDS = 5.0
 
 
 class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What one rank says of itself."""
+    """The sign of life of one rank."""
 
     rank: int
     number: int
-    """Grows by one with each beat: one that stands still is what is seen of a stopped process."""
+    """Grows by one with each beat; that of a stopped process no longer does."""
     since: float = 0.0
-    """The rank's own clock when it came to its place: the same for as long as it stays."""
+    """The rank's own clock when its status changed last: the same for as long as it makes no progress."""
     seconds: float = 0.0
-    """How long it has been there."""
+    """For how long it has had this status."""
     step: int = 0
     phase: str = Phase.START
     verb: str = ""
@@ -47,7 +47,7 @@ class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True):
     waits: str = ""
     """The call of its main thread that waits for other ranks or for the device, where it is in one."""
     busy_seconds: float = 0.0
-    """Since it came there, what the main thread has used of a processor or waited to use."""
+    """Since then, what the main thread has used of a processor or waited to use."""
     stack: list[str] = []
     """Of the main thread, the innermost call first."""
     host: str = ""
@@ -58,49 +58,49 @@ class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True):
     """See procfs.begun."""
     stacks: int = -1
     """Descriptor of a file in memory to which a signal has the stacks written; -1: none. See PostMortem."""
-    place: int = -1
-    """Descriptor of the file in memory that holds where it is."""
+    status: int = -1
+    """Descriptor of the file in memory that holds its status."""
 
 
 class PostMortem:
-    """What other processes of this machine can read of this one after its last beat, also while it is stopped.
+    """Show other processes of this machine what this one is at after its last beat, also while it is stopped.
 
-    Two files in memory: where it is, written with every move, and its stacks, written by the handler of a signal, which
-    needs nothing of Python.
+    Two files in memory: its status, written with every change, and its stacks, written by the handler of a signal,
+    which needs nothing of Python.
     """
 
     def __init__(self, dump: signal.Signals) -> None:
         self.dump = dump
-        self.stacks = self.place = -1
+        self.stacks = self.status = -1
         if not hasattr(os, "memfd_create"):
             return
-        self.stacks, self.place = os.memfd_create("stacks"), os.memfd_create("place")
-        os.ftruncate(self.place, _PLACE_BYTES)
-        self._memory = mmap.mmap(self.place, _PLACE_BYTES)
+        self.stacks, self.status = os.memfd_create("stacks"), os.memfd_create("status")
+        os.ftruncate(self.status, _STATUS_BYTES)
+        self._memory = mmap.mmap(self.status, _STATUS_BYTES)
         faulthandler.register(dump, file=self.stacks, all_threads=True)
         self._write(current_status())
         on_status_change(self._write, first=True)
 
-    def _write(self, place: RankStatus) -> None:
-        text = msgspec.json.encode(_fields(place))[: _PLACE_BYTES - 4]
+    def _write(self, status: RankStatus) -> None:
+        text = msgspec.json.encode(_fields(status))[: _STATUS_BYTES - 4]
         self._memory[: 4 + len(text)] = len(text).to_bytes(4, "little") + text
 
     @staticmethod
-    def place_of(beat: Heartbeat) -> Heartbeat:
-        """A beat with the place where its process really is; as it was where that can't be read."""
+    def status_of(beat: Heartbeat) -> Heartbeat:
+        """Return a beat with the status that its process has now; as it was where that can't be read."""
         try:
-            data = Path(f"/proc/{beat.process}/fd/{beat.place}").read_bytes()
+            data = Path(f"/proc/{beat.process}/fd/{beat.status}").read_bytes()
             fields = msgspec.json.decode(data[4 : 4 + int.from_bytes(data[:4], "little")])
         except (OSError, ValueError):
             return beat
         if fields["since"] == beat.since:
             return beat
-        # The clock is the machine's. Its last words are of another place.
+        # The clock is the machine's. Its last stack is that of another status.
         seconds = max(0.0, time.monotonic() - fields["since"])
         return msgspec.structs.replace(beat, seconds=seconds, busy_seconds=0.0, waits="", stack=[], **fields)
 
     def stacks_of(self, beat: Heartbeat) -> str:
-        """What the process of a beat writes of its stacks when it is asked; empty: nothing."""
+        """Have the process of a beat write its stacks, and return them; empty: it does not."""
         if beat.stacks < 0:
             return ""
         try:
@@ -112,9 +112,9 @@ class PostMortem:
 
 
 class HeartbeatSource:
-    """Makes the beats of this process."""
+    """Make the beats of this process."""
 
-    def __init__(self, rank: int, stacks: int = -1, place: int = -1) -> None:
+    def __init__(self, rank: int, stacks: int = -1, status: int = -1) -> None:
         self.rank = rank
         self._fixed = {
             "host": socket.gethostname(),
@@ -122,26 +122,26 @@ class HeartbeatSource:
             "process": os.getpid(),
             "begun": procfs.begun(os.getpid()),
             "stacks": stacks,
-            "place": place,
+            "status": status,
         }
         self._main = threading.main_thread().ident
         self._schedule = Path(f"/proc/self/task/{threading.main_thread().native_id}/schedstat")
         self._number = 0
-        self._place = current_status()
+        self._status = current_status()
         self._beaten = time.monotonic()
         self._forgiven = 0.0
         self._cpu = self._cpu_seconds()
 
     def beat(self) -> Heartbeat:
-        """The next one."""
-        now, place = time.monotonic(), current_status()
-        if place is not self._place:
-            self._place, self._forgiven, self._cpu = place, 0.0, self._cpu_seconds()
+        """Make the next one."""
+        now, status = time.monotonic(), current_status()
+        if status is not self._status:
+            self._status, self._forgiven, self._cpu = status, 0.0, self._cpu_seconds()
         elif now - self._beaten > STOPPED_SECONDS:
             self._forgiven += now - self._beaten
         self._beaten = now
         self._number += 1
-        seconds = max(0.0, now - place.since - self._forgiven)
+        seconds = max(0.0, now - status.since - self._forgiven)
         frame = sys._current_frames().get(self._main or 0)
         stack = stack_of(frame)
         return Heartbeat(
@@ -151,12 +151,12 @@ class HeartbeatSource:
             busy_seconds=self._cpu_seconds() - self._cpu,
             waits=waits_in(frame) if seconds > _STILL_SECONDS else "",
             stack=stack,
-            **_fields(place),
+            **_fields(status),
             **self._fixed,
         )
 
     def _cpu_seconds(self) -> float:
-        """That the main thread has run or could have run: on a full machine a loop has to queue for a processor."""
+        """Return how long the main thread ran or could have run: on a full machine a loop queues for a processor."""
         try:
             ran, queued, _ = self._schedule.read_text().split()
             return (int(ran) + int(queued)) / 1e9
@@ -164,18 +164,18 @@ class HeartbeatSource:
             return 0.0
 
 
-def _fields(place: RankStatus) -> dict[str, object]:
+def _fields(status: RankStatus) -> dict[str, object]:
     return {
-        "since": place.since,
-        "step": place.step,
-        "phase": place.phase,
-        "verb": place.verb,
-        "doing": place.doing,
+        "since": status.since,
+        "step": status.step,
+        "phase": status.phase,
+        "verb": status.verb,
+        "doing": status.doing,
     }
 
 
 def stack_of(frame: FrameType | None) -> list[str]:
-    """Function and place of the innermost calls, the innermost first."""
+    """Return function and place of the innermost calls, the innermost first."""
     found: list[str] = []
     while frame is not None and len(found) < STACK_FRAMES:
         code = frame.f_code
@@ -185,7 +185,7 @@ def stack_of(frame: FrameType | None) -> list[str]:
 
 
 def waits_in(frame: FrameType | None) -> str:
-    """The call that waits for other ranks, or for the device; empty where the innermost calls are none.
+    """Return the call that waits for other ranks, or for the device; empty where the innermost calls are none.
 
     A collective is known by torch's file; a wait for one that was begun earlier by how the innermost line is written.
     """
@@ -206,7 +206,7 @@ _read: set[str] = set()
 
 
 def _line(file: str, number: int) -> str:
-    """A line of a source file that was read before; "" until then: the disk may be what hangs, and we must not."""
+    """Return a line of a source file that was read before; "" until then: the disk may be what hangs."""
     if file not in _read:
         _read.add(file)
         threading.Thread(target=linecache.getlines, args=(file,), daemon=True).start()

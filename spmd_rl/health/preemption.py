@@ -7,7 +7,7 @@ _asked = threading.Event()
 
 
 def preemption_event() -> threading.Event:
-    """Set when this process was asked. Called early, and in the main thread: until then the signal would end it."""
+    """Return the event of that request. Called early, in the main thread: until then the signal ends the process."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGUSR1, lambda *_: _asked.set())
     return _asked

@@ -1,4 +1,4 @@
-"""What the kernel says of processes of this machine (/proc), and how to end them with all that they have started."""
+"""Processes of this machine as /proc shows them, and an end to them with all that they have started."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ _PROC = Path("/proc")
 
 
 def machine() -> str:
-    """The same for two processes that see each other: a host's name, and which process numbers are valid there."""
+    """Name this machine, alike for processes that see each other: host, and which process numbers are valid there."""
     try:
         numbers = os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -21,13 +21,13 @@ def machine() -> str:
 
 
 def begun(process: int) -> int:
-    """When a process began, in clock ticks after boot: with its number, what tells it from a later one. 0: unknown."""
+    """Return the clock ticks after boot when a process began: tells it from a later one of its number. 0: unknown."""
     fields = _fields(process)
     return int(fields[19]) if fields else 0
 
 
 def state(process: int, began: int) -> str:
-    """R runs, S sleeps, D waits in the kernel, T stopped, t stopped by a debugger; GONE: there is no such process."""
+    """Return R runs, S sleeps, D waits in the kernel, T stopped, t stopped by a debugger, or GONE: it is not there."""
     fields = _fields(process)
     if not fields or fields[0] in ("Z", "X") or (began and int(fields[19]) != began):
         return GONE
@@ -35,7 +35,7 @@ def state(process: int, began: int) -> str:
 
 
 def descendants(process: int) -> list[int]:
-    """All that it has started and that is still there, the youngest generation last."""
+    """Return all that it has started and that is still there, the youngest generation last."""
     children: dict[int, list[int]] = {}
     for entry in _PROC.iterdir():
         if entry.name.isdigit() and (fields := _fields(int(entry.name))):
@@ -50,8 +50,7 @@ def end_with_descendants(process: int, began: int) -> None:
     """Kill a process, unless its number is another's by now, and all that it has started; also where it is stopped."""
     if state(process, began) == GONE:
         return
-    below = descendants(process)
-    for one in (process, *below):
+    for one in (process, *descendants(process)):
         _kill(one)
 
 
@@ -69,7 +68,7 @@ def _kill(process: int) -> None:
 
 
 def _fields(process: int) -> list[str]:
-    """Of /proc/<process>/stat, those after the command's name: state, parent, ...; empty: gone, or no such system."""
+    """Return the fields of /proc/<process>/stat from the state on; empty: it is gone, or there is no /proc."""
     try:
         text = (_PROC / str(process) / "stat").read_text()
     except OSError:

@@ -35,7 +35,7 @@ class Run:
                 self.numbers[rank] += 1
                 place = self.places[rank]
                 self.last[rank] = Heartbeat(rank, self.numbers[rank], seconds=self.now - place["since"], **place)
-            self.clock.look(self.now, self.last.values())
+            self.clock.observe(self.now, self.last.values())
             if found := self.clock.expired(self.now):
                 return found, second
         return None
@@ -49,7 +49,7 @@ def test_a_phase_that_was_never_seen_to_end_has_the_first_deadline():
     assert found.late_seconds == pytest.approx(1.0) and found.silent == ()
 
 
-def test_a_deadline_is_learned_from_the_longest_stillness_that_ended():
+def test_a_deadline_is_learned_from_the_longest_time_without_progress_that_ended():
     run = Run()
     run.move(phase="rollout")
     assert run.pass_(20) is None

@@ -24,10 +24,10 @@ REWARD = {"phase": "rollout", "verb": "rewards", "doing": "reward math_answer, s
 
 def test_the_rank_that_waits_for_a_grader_is_blamed_by_rule_and_sample():
     ranks = [waiting(0), waiting(1), waiting(2), standing(3, **REWARD)]
-    verdict = diagnose(ranks)
-    assert verdict.ranks == (3,)
-    assert "rank 3 waits for a grader: reward math_answer, sample 8123" in verdict.words[0]
-    first, second = table(ranks, verdict.ranks)
+    diagnosis = diagnose(ranks)
+    assert diagnosis.ranks == (3,)
+    assert "rank 3 waits for a grader: reward math_answer, sample 8123" in diagnosis.reasons[0]
+    first, second = table(ranks, diagnosis.ranks)
     assert first.startswith("rank 3 (node0, process 103) in step 7, rollout (rewards): reward math_answer, sample 8123")
     assert first.endswith("for 312 s   <- look here first")
     assert second == (
@@ -49,22 +49,22 @@ def test_the_rank_that_waits_for_a_grader_is_blamed_by_rule_and_sample():
 )
 def test_a_silent_rank_is_blamed_by_the_state_of_its_process(state, words):
     ranks = [waiting(0), standing(1, silent=30.0, state=state), standing(2, **REWARD)]
-    verdict = diagnose(ranks)
-    assert verdict.ranks == (1,) and words in verdict.words[0]
-    assert "no sign of life for 30 s   <- look here first" in table(ranks, verdict.ranks)[0]
+    diagnosis = diagnose(ranks)
+    assert diagnosis.ranks == (1,) and words in diagnosis.reasons[0]
+    assert "no sign of life for 30 s   <- look here first" in table(ranks, diagnosis.ranks)[0]
 
 
 def test_a_node_of_which_no_rank_lives_is_blamed_as_a_whole():
     ranks = [waiting(rank) for rank in range(16)] + [standing(r, silent=40.0, neighbours=0) for r in range(16, 24)]
-    verdict = diagnose(ranks)
-    assert verdict.ranks == tuple(range(16, 24))
-    assert "ranks 16-23: no rank on node2 gives a sign of life: the node or its link is gone" in verdict.words[0]
+    diagnosis = diagnose(ranks)
+    assert diagnosis.ranks == tuple(range(16, 24))
+    assert "ranks 16-23: no rank on node2 gives a sign of life: the node or its link is gone" in diagnosis.reasons[0]
 
 
 def test_a_loop_is_told_from_a_wait_by_its_processor_time():
     loop = {"doing": "micro-batch 3 of 8", "stack": ["spin (rule.py:3)"]}
-    assert "an endless loop" in diagnose([waiting(0), standing(1, busy_seconds=300.0, **loop)]).words[0]
-    assert "a file, a lock" in diagnose([waiting(0), standing(1, busy_seconds=1.0, **loop)]).words[0]
+    assert "an endless loop" in diagnose([waiting(0), standing(1, busy_seconds=300.0, **loop)]).reasons[0]
+    assert "a file, a lock" in diagnose([waiting(0), standing(1, busy_seconds=1.0, **loop)]).reasons[0]
 
 
 def test_a_rank_at_work_is_blamed_while_the_others_wait_for_its_answer():
@@ -77,16 +77,18 @@ def test_a_rank_at_work_is_blamed_while_the_others_wait_for_its_answer():
 
 
 def test_a_rank_that_waits_in_another_exchange_than_most_is_blamed():
-    verdict = diagnose([waiting(0), waiting(1), waiting(2, stack=["verify (checksum.py:9)"], waits="all_gather")])
-    assert verdict.ranks == (2,) and "waits in all_gather, verify (checksum.py:9)" in verdict.words[0]
+    diagnosis = diagnose([waiting(0), waiting(1), waiting(2, stack=["verify (checksum.py:9)"], waits="all_gather")])
+    assert diagnosis.ranks == (2,) and "waits in all_gather, verify (checksum.py:9)" in diagnosis.reasons[0]
     assert diagnose([waiting(0), waiting(1, waits="recv")]).ranks == (0, 1), "of two, either may be the wrong one"
 
 
 def test_nobody_is_blamed_when_all_wait_in_the_same_exchange_but_the_network():
-    verdict = diagnose([waiting(rank) for rank in range(16)])
-    assert verdict.ranks == ()
-    assert "ranks 0-15 wait in the same exchange (all_reduce)" in verdict.words[0] and "a link" in verdict.words[0]
-    assert verdict.words[1] == "hosts: node0: ranks 0-7; node1: ranks 8-15"
+    diagnosis = diagnose([waiting(rank) for rank in range(16)])
+    assert diagnosis.ranks == ()
+    assert (
+        "ranks 0-15 wait in the same exchange (all_reduce)" in diagnosis.reasons[0] and "a link" in diagnosis.reasons[0]
+    )
+    assert diagnosis.reasons[1] == "hosts: node0: ranks 0-7; node1: ranks 8-15"
 
 
 def test_a_verb_that_got_lost_between_two_ranks_is_the_network_s_too():
@@ -94,15 +96,15 @@ def test_a_verb_that_got_lost_between_two_ranks_is_the_network_s_too():
         standing(0, verb="", doing=WAITS + "the answer of rank 1", waits="recv"),
         standing(1, verb="", doing=WAITS + "the next verb", waits="recv"),
     ]
-    assert diagnose(ranks).ranks == () and "between two verbs" in diagnose(ranks).words[0]
+    assert diagnose(ranks).ranks == () and "between two verbs" in diagnose(ranks).reasons[0]
 
 
 def test_384_ranks_fit_on_a_screen():
     ranks = [waiting(rank, doing=f"bucket {rank % 31} of 31", still=300.0 + rank % 5) for rank in range(384)]
     ranks[200] = standing(200, **REWARD)
-    verdict = diagnose(ranks)
-    lines = table(ranks, verdict.ranks)
-    assert verdict.ranks == (200,) and lines[0].startswith("rank 200") and len(lines) == 2
+    diagnosis = diagnose(ranks)
+    lines = table(ranks, diagnosis.ranks)
+    assert diagnosis.ranks == (200,) and lines[0].startswith("rank 200") and len(lines) == 2
     assert lines[1].startswith("ranks 0-199, 201-383 wait in step 7") and "and the like" in lines[1]
     assert "for 300 to 304 s" in lines[1]
 

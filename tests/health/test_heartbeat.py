@@ -21,8 +21,8 @@ import os, signal, sys, threading, time
 from spmd_rl.health.heartbeat import PostMortem, HeartbeatSource
 from spmd_rl.distributed.status import set_status
 import msgspec
-legacy = PostMortem(signal.SIGUSR2)
-print(msgspec.json.encode(HeartbeatSource(3, legacy.stacks, legacy.place).beat()).decode(), flush=True)
+post_mortem = PostMortem(signal.SIGUSR2)
+print(msgspec.json.encode(HeartbeatSource(3, post_mortem.stacks, post_mortem.status).beat()).decode(), flush=True)
 set_status(step=4, phase="update", doing="micro-batch 2 of 3 \\u00e9")
 print("there", flush=True)
 def sleeps_here():
@@ -87,9 +87,9 @@ def test_others_read_where_a_stopped_process_is_and_its_stacks_once_it_runs():
             os.kill(beat.process, signal.SIGSTOP)
             while procfs.state(beat.process, beat.begun) not in procfs.STOPPED:
                 time.sleep(0.01)
-            found = PostMortem.place_of(beat)
+            found = PostMortem.status_of(beat)
             assert (found.step, found.phase, found.doing) == (4, "update", "micro-batch 2 of 3 é")
-            assert found.rank == 3 and found.stack == [], "its last words are of another place"
+            assert found.rank == 3 and found.stack == [], "its last stack is that of another status"
             os.kill(beat.process, signal.SIGCONT)
             assert "sleeps_here" in PostMortem(signal.SIGUSR2).stacks_of(beat)
             procfs.end_with_descendants(beat.process, beat.begun + 1)
@@ -97,7 +97,7 @@ def test_others_read_where_a_stopped_process_is_and_its_stacks_once_it_runs():
             procfs.end_with_descendants(beat.process, beat.begun)
             assert other.wait(10) == -signal.SIGKILL
             assert procfs.state(beat.process, beat.begun) == procfs.GONE
-            assert PostMortem.place_of(beat) == beat
+            assert PostMortem.status_of(beat) == beat
         finally:
             other.kill()
 

@@ -1,4 +1,4 @@
-"""A run that stands still ends by itself, and says which rank to look at and why: ranks that really hang."""
+"""A run that hangs ends by itself, and says which rank to look at and why: ranks that really hang."""
 
 import contextlib
 import json
@@ -24,7 +24,7 @@ def forever(sample):
 KINDS = [
     ("stopped", 1, r"rank 1 is stopped by a signal \(process state T\)"),
     ("stopped", 0, r"rank 0 is stopped by a signal \(process state T\)"),
-    ("loop", 1, r"rank 1 computes and does not get on: an endless loop"),
+    ("loop", 1, r"rank 1 computes and makes no progress: an endless loop"),
     ("lock", 1, r"rank 1 runs \(process state R\) and lets no other thread of its Python work"),
     ("grader", 1, r"rank 1 waits for a grader: reward \S+:forever, sample 8123, in process \d+"),
 ]
