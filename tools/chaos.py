@@ -18,18 +18,18 @@ from pathlib import Path
 import psutil
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+from tiny_run import make_tiny_run, tiny_rule, tiny_settings  # noqa: E402
 
 from spmd_rl.analysis.compare_runs import compare  # noqa: E402
 from spmd_rl.config.config import CheckpointConfig  # noqa: E402
 from spmd_rl.data.digests import digests_of  # noqa: E402
 from spmd_rl.runlog.checkpoint_store import CheckpointStore  # noqa: E402
 from spmd_rl.runlog.run_dir import CHECKPOINTS  # noqa: E402
-from spmd_rl.verify_resume.launched import Launched  # noqa: E402
+from spmd_rl.testing.launcher import LaunchedRun  # noqa: E402
 
-MODULE = "spmd_rl.grpo"
 OURS = ".chaos"
-RULE = "def variety(sample):\n    return len(set(sample.response)) % 5 / 5\n"
 SAVE_EVERY = 2
 # A kill in the start-up costs no progress, and with these steps left others could meet the end of the run.
 RESERVE_STEPS = 8
@@ -76,7 +76,9 @@ class Found:
 class Chaos:
     """Kills ranks of a run. Seeded: the aims, ranks and delays are drawn from `seed` alone."""
 
-    def __init__(self, run: Launched, kills: int, ranks: int, steps: int, seed: int, patience_seconds: float) -> None:
+    def __init__(
+        self, run: LaunchedRun, kills: int, ranks: int, steps: int, seed: int, patience_seconds: float
+    ) -> None:
         self.run, self.wanted, self.ranks, self.steps = run, kills, ranks, steps
         self.draw = random.Random(seed)
         self.patience = patience_seconds
@@ -100,7 +102,7 @@ class Chaos:
             newest = self.run.newest()
             victim, aim = self.draw.randrange(self.ranks), self._aim(number, without >= PATIENCE)
             if not self._await(aim):
-                raise RuntimeError(f"the run ended after {number} of {self.wanted} kills:\n{self.run.last_words()}")
+                raise RuntimeError(f"the run ended after {number} of {self.wanted} kills:\n{self.run.tail()}")
             self._strike(number, aim, victim)
         self._attempt_begins(self.wanted)
         # One more where the run ends: whether it is met depends on how long that takes.
@@ -155,14 +157,14 @@ class Chaos:
         if not run.until(lambda: run.kill(victim), self.patience):
             if aim == "end":
                 return
-            raise RuntimeError(f"rank {victim} was not there to be killed:\n{run.last_words()}")
+            raise RuntimeError(f"rank {victim} was not there to be killed:\n{run.tail()}")
         self.kills.append(Kill(aim, victim, phase, int(row.get("step", 0)), newest, number, time.monotonic()))
         last = self.kills[-1]
         print(f"{len(self.kills):>4}  rank {victim}  {phase:<32} step {last.step:>4}, saved {newest:>4}", flush=True)
         # torchrun starts the ranks again, or has given up.
         if not run.until(lambda: len(run.ranks(number + 1)) == self.ranks, self.patience):
             if run.wait(self.patience):
-                raise RuntimeError(f"no restart after kill {len(self.kills)}:\n{run.last_words()}")
+                raise RuntimeError(f"no restart after kill {len(self.kills)}:\n{run.tail()}")
             return
         last.restarted = True
 
@@ -170,7 +172,7 @@ class Chaos:
         """An attempt's processes are there: look at what the one before has left."""
         run = self.run
         if not run.until(lambda: len(run.ranks(number)) == self.ranks, self.patience):
-            raise RuntimeError(f"attempt {number} never began:\n{run.last_words()}")
+            raise RuntimeError(f"attempt {number} never began:\n{run.tail()}")
         self._begun, self._row_at_start = time.monotonic(), run.last_row().get("time", 0.0)
         self._said = self._lines_said()
         self._recovered_already = False
@@ -258,19 +260,17 @@ def _name(process: psutil.Process) -> str:
         return str(process.pid)
 
 
-def settings(model: Path, run_dir: Path, steps: int, more: list[str]) -> list[str]:
-    """A run whose steps take a fraction of a second."""
-    rule = run_dir.parent / "rule.py"
-    rule.write_text(RULE)
-    return [
-        *("--model.path", str(model), "--model.dtype", "float32", "--run.dir", str(run_dir), "--run.platform", "cpu"),
-        *("--run.samples_logged", "-1", "--run.tensorboard", "False", "--rollout.max_response_length", "10"),
-        *("--rollout.max_sequences", "8", "--rollout.cache_gib", "0.02", "--data.max_prompt_length", "120"),
-        *("--data.eval_problems", "4", "--evaluation.every_steps", "4", "--train.prompts_per_step", "4"),
-        *("--algorithm.samples_per_prompt", "4", "--train.learning_rate", "1e-3", "--reward.rules", f"{rule}:variety"),
-        *("1.0", "--algorithm.kl_coefficient", "0.02", "--train.steps", str(steps)),
-        *("--checkpoint.every_steps", str(SAVE_EVERY), "--checkpoint.keep_last", "3", *more),
-    ]
+def settings(root: Path, run_dir: Path, steps: int, more: list[str]) -> list[str]:
+    """Return the command line of one of the two runs."""
+    own = tiny_settings(
+        root,
+        run={"dir": run_dir},
+        evaluation={"every_steps": 4},
+        algorithm={"kl_coefficient": 0.02},
+        train={"steps": steps},
+        checkpoint={"every_steps": SAVE_EVERY, "keep_last": 3},
+    )
+    return [*own, *tiny_rule(root), *more]
 
 
 def table(kills: list[Kill]) -> str:
@@ -287,16 +287,6 @@ def _table_row(name: str, kills: list[Kill]) -> str:
     usual = f"{statistics.median(seconds):.0f}" if seconds else ""
     lost = statistics.mean(kill.lost_steps for kill in kills)
     return f"{name:<34}{len(kills):>6}{sum(kill.restarted for kill in kills):>11}{usual:>16}{lost:>12.1f}"
-
-
-def make_model(directory: Path) -> Path:
-    """The tests' tiny random model with its tokenizer."""
-    sys.path.insert(0, str(ROOT / "tests"))
-    from tiny_models import make_tiny
-    from tiny_tokenizer import make_tokenizer
-
-    make_tokenizer(make_tiny(directory, "qwen2"))
-    return directory
 
 
 def main() -> None:
@@ -338,16 +328,16 @@ def chaos(
     record: Path | None = None,
 ) -> list[str]:
     """Both runs, the table, and the verdict. Returns what is wrong."""
-    model = make_model(directory / "model")
+    make_tiny_run(directory)
     calm, run_dir = directory / "undisturbed", directory / "killed"
     begun = time.monotonic()
-    with Launched(settings(model, calm, steps, more), calm, directory / "undisturbed.log", ranks, 0, MODULE) as run:
+    with LaunchedRun(settings(directory, calm, steps, more), calm, directory / "undisturbed.log", ranks, 0) as run:
         if run.wait(3600):
-            raise RuntimeError(run.last_words())
+            raise RuntimeError(run.tail())
     print(f"undisturbed: {steps} steps on {ranks} ranks, {time.monotonic() - begun:.0f} s", flush=True)
     begun = time.monotonic()
-    arguments = settings(model, run_dir, steps, more)
-    with Launched(arguments, run_dir, directory / "killed.log", ranks, kills + 1, MODULE) as run:
+    arguments = settings(directory, run_dir, steps, more)
+    with LaunchedRun(arguments, run_dir, directory / "killed.log", ranks, kills + 1) as run:
         storm = Chaos(run, kills, ranks, steps, seed, patience)
         storm.all()
         status = run.wait(patience)

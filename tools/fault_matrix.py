@@ -5,7 +5,6 @@ group one after another; docs/faults.md holds what it printed. `--list` names th
 """
 
 import argparse
-import os
 import re
 import subprocess
 import sys
@@ -16,12 +15,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+from tiny_run import make_tiny_run, tiny_rule, tiny_settings  # noqa: E402
+
 from spmd_rl.analysis.compare_runs import first_difference  # noqa: E402
+from spmd_rl.testing.launcher import environment, torchrun  # noqa: E402
 
 RESTARTED, WENT_ON, STOPPED = "started again from the newest checkpoint", "goes on", "stops"
 # The first is the same parameter in training and rollout, which on a CPU share its memory; the second is not.
 NORM, BIAS = "model.layers.1.input_layernorm.weight", "model.layers.1.self_attn.q_proj.bias"
-RULE = "def variety(sample):\n    return len(set(sample.response)) % 5 / 5\n"
 
 
 @dataclass(frozen=True)
@@ -193,26 +194,15 @@ PLACE = re.compile(r"inject: rank \d+ .* in .* of step \d+.*, at ")
 
 
 def command(root: Path, run_dir: Path, restarts: int, world_size: int = 2, *more: str) -> list[str]:
-    """One run of six steps, saved and evaluated at every second one."""
-    return [
-        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(world_size)),
-        *("--max-restarts", str(restarts), "-m", "spmd_rl.grpo", "--model.path", str(root / "model")),
-        *("--model.dtype", "float32", "--run.dir", str(run_dir), "--run.platform", "cpu", "--run.samples_logged", "-1"),
-        *("--run.tensorboard", "False", "--rollout.max_response_length", "10", "--rollout.max_sequences", "8"),
-        *("--rollout.cache_gib", "0.02", "--data.max_prompt_length", "120", "--data.eval_problems", "4"),
-        *("--evaluation.every_steps", "2", "--train.prompts_per_step", "4", "--algorithm.samples_per_prompt", "4"),
-        *("--train.learning_rate", "1e-3", "--reward.rules", f"{root / 'rule.py'}:variety", "1.0"),
-        *("--train.steps", "6", "--checkpoint.every_steps", "2", "--checkpoint.keep_last", "9", *more),
-    ]
-
-
-def prepare(root: Path) -> None:
-    """The model and the reward rule that all runs share."""
-    from tiny_models import make_tiny
-    from tiny_tokenizer import make_tokenizer
-
-    make_tokenizer(make_tiny(root / "model", "qwen2"))
-    (root / "rule.py").write_text(RULE)
+    """Return the command of one run of six steps, saved and evaluated at every second one."""
+    settings = tiny_settings(
+        root,
+        run={"dir": run_dir},
+        evaluation={"every_steps": 2},
+        train={"steps": 6},
+        checkpoint={"every_steps": 2, "keep_last": 9},
+    )
+    return torchrun(world_size, "-m", "spmd_rl.grpo", *settings, *tiny_rule(root), *more, max_restarts=restarts)
 
 
 def undisturbed(root: Path) -> Outcome:
@@ -232,7 +222,7 @@ def _run(root: Path, name: str, cases: list[Case], restarts: int, world_size: in
     process = subprocess.Popen(
         command(root, run_dir, restarts, world_size, *settings, *faults),
         cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "400"},
+        env=environment(COLUMNS="400"),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -288,7 +278,7 @@ def main() -> None:
         root.mkdir(parents=True, exist_ok=True)
         if any(root.iterdir()):
             parser.error(f"--keep {root}: not empty; runs that are there would go on")
-        prepare(root)
+        make_tiny_run(root)
         calm = undisturbed(root) if any(GROUPS[name].exact for name in names) else None
         rows = []
         for name in names:

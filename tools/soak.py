@@ -23,7 +23,12 @@ from pathlib import Path
 import psutil
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+from tiny_run import make_tiny_run, tiny_rule, tiny_settings  # noqa: E402
+
+from spmd_rl.testing.launcher import environment, torchrun  # noqa: E402
+
 RANKS = "ranks.jsonl"
 MEGABYTE = 1e6
 LIMIT_MEGABYTES_A_STEP = 0.1
@@ -52,20 +57,11 @@ def variety(sample):
     return len(set(pieces)) / max(len(pieces), 1)
 '''
 TINY = {
-    "model.dtype": "float32",
-    "run.platform": "cpu",
-    "run.samples_logged": "4",
-    "data.max_prompt_length": "120",
-    "data.eval_problems": "8",
-    "rollout.max_response_length": "24",
-    "rollout.max_sequences": "16",
-    "rollout.cache_gib": "0.02",
-    "algorithm.samples_per_prompt": "4",
-    "algorithm.kl_coefficient": "0.02",
-    "train.prompts_per_step": "4",
-    "train.minibatches": "2",
-    "train.learning_rate": "1e-3",
-    "train.tokens_per_microbatch": "300",
+    "run": {"samples_logged": 4, "tensorboard": True},
+    "data": {"eval_problems": 8},
+    "rollout": {"max_response_length": 24, "max_sequences": 16},
+    "algorithm": {"kl_coefficient": 0.02},
+    "train": {"minibatches": 2, "tokens_per_microbatch": 300},
 }
 
 
@@ -163,40 +159,25 @@ def left_over(mark: str, temporary: Path, run_dir: Path, shared_before: set[str]
     return found
 
 
-def make_model(directory: Path) -> None:
-    """A random model of 4 layers with a tokenizer of bytes."""
-    from tests.tiny_models import make_tiny
-    from tests.tiny_tokenizer import make_tokenizer
-
-    make_tokenizer(make_tiny(directory, "qwen2"))
-
-
 def run(
     options: argparse.Namespace, overrides: list[str], root: Path
 ) -> tuple[list[dict[str, list[float]]], list[str]]:
     """The rows of ranks.jsonl, and what is left over."""
     run_dir, temporary, mark = root / "run", root / "tmp", uuid.uuid4().hex
     temporary.mkdir()
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(options.ranks)]
-    command += ["-m", "spmd_rl.grpo"]
-    if options.config:
-        command += ["--config", str(options.config)]
-    elif "--model.path" not in overrides:
-        make_model(root / "model")
-        command += ["--model.path", str(root / "model")]
-        for name, value in TINY.items():
-            command += [f"--{name}", value]
-    if not options.config and "--reward.rules" not in overrides:
-        (root / "rule.py").write_text(RULE)
-        command += ["--reward.rules", f"{root / 'rule.py'}:variety", "1.0"]
-    command += ["--checkpoint.every_steps", str(options.checkpoint_every)]
-    command += ["--evaluation.every_steps", str(options.evaluate_every)]
-    command += [*overrides, "--train.steps", str(options.steps), "--run.dir", str(run_dir)]
+    words = ["--config", str(options.config)] if options.config else []
+    if not options.config:
+        make_tiny_run(root, RULE)
+        words = tiny_settings(root, **TINY) if "--model.path" not in overrides else []
+        words += tiny_rule(root) if "--reward.rules" not in overrides else []
+    words += ["--checkpoint.every_steps", str(options.checkpoint_every)]
+    words += ["--evaluation.every_steps", str(options.evaluate_every)]
+    words += [*overrides, "--train.steps", str(options.steps), "--run.dir", str(run_dir)]
+    command = torchrun(options.ranks, "-m", "spmd_rl.grpo", *words)
     # A directory of its own for temporary files: what is in it is the run's.
-    environment = os.environ | {"TMPDIR": str(temporary), "SPMD_RL_SOAK": mark}
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), environment.get("PYTHONPATH"))))
+    variables = environment(TMPDIR=str(temporary), SPMD_RL_SOAK=mark)
     shared_before = set(os.listdir("/dev/shm"))
-    if subprocess.run(command, stdout=sys.stderr, env=environment).returncode:
+    if subprocess.run(command, stdout=sys.stderr, env=variables).returncode:
         raise ValueError(f"the run failed, see above: {' '.join(command)}")
     return read_rows(run_dir), left_over(mark, temporary, run_dir, shared_before)
 

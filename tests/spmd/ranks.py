@@ -4,37 +4,27 @@ import importlib
 import json
 import os
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+from spmd_rl.testing.launcher import ROOT, environment, torchrun
 
 
 def run_ranks(module: str, ranks: int, arguments: dict, timeout_seconds: float = 600) -> list[dict]:
     """Run `python -m module` under torchrun; each rank calls `report(...)` once. Returns the reports in rank order."""
     with tempfile.TemporaryDirectory() as directory:
         (Path(directory) / "arguments.json").write_text(json.dumps(arguments))
-        environment = os.environ | {
-            "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}",
-            "OMP_NUM_THREADS": "1",
-            "SPMD_TEST_DIR": directory,
-            "VLLM_LOGGING_LEVEL": "ERROR",
-            "PYTHONWARNINGS": "ignore",
-        }
-        command = [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--nproc_per_node",
-            str(ranks),
-            "-m",
-            module,
-        ]
         done = subprocess.run(
-            command, env=environment, cwd=ROOT, timeout=timeout_seconds, capture_output=True, text=True, check=False
+            torchrun(ranks, "-m", module),
+            env=environment(
+                ROOT / "tests", SPMD_TEST_DIR=directory, VLLM_LOGGING_LEVEL="ERROR", PYTHONWARNINGS="ignore"
+            ),
+            cwd=ROOT,
+            timeout=timeout_seconds,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         assert done.returncode == 0, f"{module} on {ranks} ranks failed:\n{done.stdout[-4000:]}\n{done.stderr[-8000:]}"
         return [json.loads((Path(directory) / f"rank{rank}.json").read_text()) for rank in range(ranks)]

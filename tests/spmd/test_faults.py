@@ -19,7 +19,7 @@ HERE = ("restarts", "learning")
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
     root = tmp_path_factory.mktemp("faults")
-    matrix.prepare(root)
+    matrix.make_tiny_run(root)
     return root
 
 

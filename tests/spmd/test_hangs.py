@@ -2,10 +2,8 @@
 
 import contextlib
 import json
-import os
 import re
 import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from spmd.ranks import ROOT
+from spmd_rl.testing.launcher import ROOT, environment, torchrun
 
 RULE = """
 def forever(sample):
@@ -74,12 +72,10 @@ def hung(tmp_path_factory):
             | ({"silent_seconds": 8} if kind in SILENT else {"deadline_seconds": {"update": 8}}),
         }
         (directory / "asked.json").write_text(json.dumps(asked))
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
         running[kind, rank] = subprocess.Popen(
-            [*command, "tests/spmd/hang_ranks.py", str(directory / "asked.json")],
+            torchrun(2, "tests/spmd/hang_ranks.py", directory / "asked.json"),
             cwd=ROOT,
-            env=os.environ
-            | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"},
+            env=environment(ROOT / "tests", PYTHONWARNINGS="ignore"),
             stdout=open(directory / "output", "w"),  # noqa: SIM115 (the launch outlives this block)
             stderr=subprocess.STDOUT,
         )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from spmd_rl.verify_resume.__main__ import main
+from spmd_rl.verify_resume import main
 from tiny_models import make_tiny
 from tiny_tokenizer import make_tokenizer
 

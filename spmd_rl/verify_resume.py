@@ -1,4 +1,4 @@
-"""Whether a run of yours goes on exactly: `python -m spmd_rl.verify_resume --config FILE [--section.key value ...]`.
+"""Show that a run of yours goes on exactly: `python -m spmd_rl.verify_resume --config FILE [--section.key value ...]`.
 
 Runs a few steps undisturbed, and the same steps with a rank killed on the way; compares what both have computed.
 """
@@ -10,8 +10,10 @@ import re
 import shlex
 import shutil
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from spmd_rl.analysis.compare_runs import compare, largest_gap
@@ -21,15 +23,15 @@ from spmd_rl.config.loading import dump, load_config
 from spmd_rl.doctor.local import visible_devices
 from spmd_rl.models.model_shape import read_model_shape
 from spmd_rl.runlog.run_dir import CHECKPOINTS
-from spmd_rl.verify_resume.launched import Launched
+from spmd_rl.testing.launcher import LaunchedRun
 
 USER_ERROR = 2
-MODULE = "spmd_rl.grpo"
+_say = partial(print, flush=True)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is run."""
+    """The runs that are compared."""
 
     config: Config
     ranks: int
@@ -85,7 +87,7 @@ def verify(plan: Plan, twice: bool, tolerance: float) -> bool:
 
 
 def run_undisturbed(plan: Plan, run_dir: Path) -> tuple[float, float]:
-    """The run as it should be. Returns when its first checkpoint was complete, and when its last step was done."""
+    """Run undisturbed. Returns when its first checkpoint was complete, and when its last step was done."""
     with _launched(plan, plan.config, run_dir, "once", 0) as run:
         begun = time.monotonic()
         run.until(lambda: run.newest() >= 0, plan.timeout_seconds)
@@ -98,7 +100,7 @@ def run_undisturbed(plan: Plan, run_dir: Path) -> tuple[float, float]:
 
 
 def run_killed(plan: Plan, run_dir: Path, window_seconds: float) -> None:
-    """The same run; at a random moment between its first checkpoint and its end a random rank is killed."""
+    """Run the same; at a random moment between its first checkpoint and its end a random rank is killed."""
     draw = random.Random(plan.seed)
     victim, delay = draw.randrange(plan.ranks), draw.uniform(0.0, window_seconds)
     last = plan.config.train.steps
@@ -109,7 +111,7 @@ def run_killed(plan: Plan, run_dir: Path, window_seconds: float) -> None:
         run.until(lambda: time.monotonic() >= due or run.last_row().get("step", 0) >= last - 1, plan.timeout_seconds)
         done, newest = run.last_row().get("step", 0), run.newest()
         if not run.kill(victim):
-            raise RuntimeError(f"rank {victim} was gone before it could be killed:\n{run.last_words()}")
+            raise RuntimeError(f"rank {victim} was gone before it could be killed:\n{run.tail()}")
         _say(f"killed: rank {victim} after step {done}, when step {newest} was saved")
         if plan.by_hand:
             run.wait(plan.timeout_seconds)
@@ -141,18 +143,18 @@ def _other_layout(plan: Plan, other: Config, words: str) -> None:
     _say(f"  {last[0]:.1e} up to step {plan.config.train.steps} ({last[1]})")
 
 
-def _launched(plan: Plan, config: Config, run_dir: Path, name: str, max_restarts: int) -> Launched:
+def _launched(plan: Plan, config: Config, run_dir: Path, name: str, max_restarts: int) -> LaunchedRun:
     file = plan.directory / f"{run_dir.name}.yaml"
     file.touch(0o600)  # the secrets are in it
     file.write_text(dump(_set(config, run={"dir": str(run_dir)}), hide=False))
     output = plan.directory / f"{run_dir.name}_{name}.log"
-    return Launched(["--config", str(file)], run_dir, output, plan.ranks, max_restarts, MODULE)
+    return LaunchedRun(["--config", str(file)], run_dir, output, plan.ranks, max_restarts)
 
 
-def _require(run: Launched, timeout_seconds: float) -> None:
+def _require(run: LaunchedRun, timeout_seconds: float) -> None:
     status = run.wait(timeout_seconds)
     if status:
-        raise RuntimeError(f"a run ended with status {status}; all it said is in {run.output}:\n{run.last_words()}")
+        raise RuntimeError(f"a run ended with status {status}; its output is in {run.output}:\n{run.tail()}")
 
 
 def _plan(options: argparse.Namespace, words: list[str]) -> Plan:
@@ -191,7 +193,7 @@ _OURS = ".verify_resume"
 
 
 def _empty(directory: Path) -> None:
-    """A directory without what an earlier call left; nothing else is ever removed."""
+    """Empty a directory of what an earlier call left; nothing else is ever removed."""
     if directory.exists() and any(directory.iterdir()):
         if not (directory / _OURS).exists():
             raise ValueError(f"--dir = {directory}: not empty, and not of an earlier verify_resume; name another one")
@@ -206,9 +208,7 @@ def _set(config: Config, **sections: dict) -> Config:
 
 
 def _with_words(config: Config, words: str) -> Config:
-    """The configuration with settings from a command line laid over it."""
-    import tempfile
-
+    """Lay settings from a command line over a configuration."""
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         file.write(dump(config, hide=False))
         file.flush()
@@ -222,20 +222,16 @@ def _check(config: Config, ranks: int) -> None:
 
 
 def _devices(platform: str) -> int:
-    """As many ranks as there are devices that this process may see; on a CPU 2."""
+    """Count the devices that this process may see; 2 on a CPU."""
     kinds = ("npu", "cuda") if platform == "auto" else (platform,)
     return max(visible_devices(kind) for kind in kinds) or 2
 
 
-def _say(text: str) -> None:
-    print(text, flush=True)
-
-
 def _parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    """Our own options, and the rest: those of a run."""
+    """Return our own options, and the rest: those of a run."""
     parser = argparse.ArgumentParser(
         prog="python -m spmd_rl.verify_resume",
-        description="Whether a run goes on exactly: a few steps undisturbed against the same steps with a rank killed.",
+        description="Compare a few steps undisturbed with the same steps with a rank killed: does a run go on exactly?",
         epilog="All settings of a run can be given too: python -m spmd_rl.grpo --help lists them. Evaluations are left "
         "out; train.steps, checkpoint.*, evaluation.* and run.dir are set here. Exit status: 0 the same, 1 not, 2 "
         "something to fix first.",
