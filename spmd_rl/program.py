@@ -158,17 +158,16 @@ def configure(arguments: list[str]) -> tuple[Config, ModelShape]:
 
 def run(config: Config, shape: ModelShape, tell: Tell) -> None:
     """One rank's life."""
-    from spmd_rl.platforms.platform import current
+    from spmd_rl.platforms import current
 
     try:
         platform = current(config.run.platform)
-        for name, value in platform.environment.items():
-            os.environ.setdefault(name, value)
+        platform.set_environment()
         from spmd_rl.patches import megatron_core, vllm
         from spmd_rl.patches.patch import apply_all
         from spmd_rl.rollout.options import model_options
 
-        applied = apply_all(megatron_core.PATCHES + vllm.PATCHES, platform.name)
+        applied = apply_all(megatron_core.PATCHES + vllm.PATCHES, platform.patches)
         model_options(config.model.path, shape, config.rollout.block_tokens, platform)
         try_algorithms(config.algorithm)
         _check_weights(config, shape)
@@ -217,7 +216,7 @@ def run(config: Config, shape: ModelShape, tell: Tell) -> None:
             order=loaded.order,
             benchmarks=loaded.benchmarks,
             data_parallel=config.parallel.data(world.size),
-            share_prompts=config.train.share_prompts and platform.shares_prompts,
+            share_prompts=config.train.share_prompts,
             resumed=None if resumed is None or resumed.only_weights else resumed.saved,
         )
         with log:

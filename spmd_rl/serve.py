@@ -1,6 +1,5 @@
 """A rank's life in the programs that only generate: an engine on every rank, filled from a directory of weights."""
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,19 +52,18 @@ def run_server(
 
     `in_words`: a run's settings in the words of the program.
     """
-    from spmd_rl.platforms.platform import current
+    from spmd_rl.platforms import current
 
     config = given.config
     with user_errors_exit(in_words):
         platform = current(given.platform)
-        for name, value in platform.environment.items():
-            os.environ.setdefault(name, value)
+        platform.set_environment()
         from spmd_rl.patches import vllm
         from spmd_rl.patches.patch import apply_all
         from spmd_rl.rollout.options import model_options
         from spmd_rl.weights.files.engine_load import open_source
 
-        apply_all(vllm.PATCHES, platform.name)
+        apply_all(vllm.PATCHES, platform.patches)
         model_options(config.model.path, given.shape, config.rollout.block_tokens, platform)
         for model in given.models:
             open_source(model, given.shape)

@@ -20,8 +20,8 @@ from spmd_rl.analysis.compare_runs import compare, largest_gap
 from spmd_rl.config.check import check
 from spmd_rl.config.config import Config
 from spmd_rl.config.loading import dump, load_config
-from spmd_rl.doctor.local import visible_devices
 from spmd_rl.models.model_shape import read_model_shape
+from spmd_rl.platforms import current
 from spmd_rl.runlog.run_dir import CHECKPOINTS
 from spmd_rl.testing.launcher import LaunchedRun
 
@@ -81,7 +81,7 @@ def verify(plan: Plan, twice: bool, tolerance: float) -> bool:
     gap, where = largest_gap(calm, killed)
     _say(f"\nnot exact: {found.difference}")
     _say(f"the largest relative difference is {gap:.1e} ({where})")
-    if plan.config.run.platform != "cpu" and not twice:
+    if not current(plan.config.run.platform).repeats_exactly and not twice:
         _say("accelerators' kernels may differ from run to run: --twice shows whether two undisturbed runs do")
     return gap <= tolerance
 
@@ -179,7 +179,7 @@ def _plan(options: argparse.Namespace, words: list[str]) -> Plan:
         evaluation={"before": False, "after": False, "every_steps": 0},
         run={"samples_logged": -1, "export_hf": True, "wandb": "off", "tensorboard": False, "dir": None},
     )
-    ranks = options.ranks or _devices(config.run.platform)
+    ranks = options.ranks or current(config.run.platform).device_count() or 2  # on a CPU
     _check(config, ranks)
     directory = options.dir.resolve()
     for own in filter(None, (given.run.dir, f"runs/{given.run.name}")):
@@ -219,12 +219,6 @@ def _check(config: Config, ranks: int) -> None:
     problems = check(config, ranks, read_model_shape(config.model.path))
     if problems:
         raise ValueError("\n".join(problems))
-
-
-def _devices(platform: str) -> int:
-    """Count the devices that this process may see; 2 on a CPU."""
-    kinds = ("npu", "cuda") if platform == "auto" else (platform,)
-    return max(visible_devices(kind) for kind in kinds) or 2
 
 
 def _parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:

@@ -24,8 +24,8 @@ LAYERS = (
     ("health",),
     ("distributed",),
     ("patches",),
-    ("platforms",),
     ("config",),
+    ("platforms",),
     ("models",),
     ("errors",),
 )
@@ -40,7 +40,7 @@ DOORS = {
     "pyarrow": ("data/sources/tables.py", "data/sources/prepared.py"),
     "reasoning_gym": ("data/sources/tasks.py",),
     "safetensors": ("weights/",),
-    "numba": ("weights/transfer/checksum_kernel.py",),
+    "numba": ("platforms/cpu_row_sums.py",),
     "tyro": ("config/",),
     "yaml": ("config/",),
     "math_verify": ("rewards/",),
@@ -227,6 +227,25 @@ def test_loading_a_torch_free_part_loads_nothing_that_imports_torch():
 def test_nothing_is_called_utils():
     names = ("utils", "util", "helpers", "common", "misc")
     assert [place for place in PLACE.values() if set(place.removesuffix(".py").split("/")) & set(names)] == []
+
+
+# What may know one machine from another: its record, the changes to libraries, and the one who examines it.
+MACHINES = ("platforms/", "patches/", "doctor/")
+
+
+def test_no_machine_is_named_outside_its_record():
+    """A question such as `device.type == "npu"` belongs into a field of Platform."""
+    found = []
+    for path in FILES:
+        if PLACE[path].startswith(MACHINES):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            named = isinstance(node, ast.Constant) and node.value in ("npu", "cuda", "hccl", "nccl")
+            asks = isinstance(node, ast.Attribute) and ast.unparse(node).endswith(("device.type", "platform.name"))
+            compares = isinstance(node, ast.Compare) and "'cpu'" in map(ast.unparse, (node.left, *node.comparators))
+            if named or asks or compares:
+                found.append(f"{PLACE[path]}:{node.lineno}: {ast.unparse(node)}")
+    assert found == []
 
 
 def verbs(path: Path, class_name: str) -> set[str]:

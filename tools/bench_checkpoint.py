@@ -28,17 +28,16 @@ MIB = 2**20
 def main() -> None:
     from spmd_rl.config.loading import load_config
     from spmd_rl.models.model_shape import read_model_shape
-    from spmd_rl.platforms.platform import current
+    from spmd_rl.platforms import current
 
     config = load_config(sys.argv[1:])
     shape = read_model_shape(config.model.path)
     platform = current(config.run.platform)
-    for name, value in platform.environment.items():
-        os.environ.setdefault(name, value)
+    platform.set_environment()
     from spmd_rl.patches import megatron_core
     from spmd_rl.patches.patch import apply_all
 
-    apply_all(megatron_core.PATCHES, platform.name)
+    apply_all(megatron_core.PATCHES, platform.patches)
     from spmd_rl.distributed import world as worlds
 
     world = worlds.start(platform, 600)
@@ -52,7 +51,6 @@ class Bench:
     """One rank of the benchmark."""
 
     def __init__(self, config: Any, shape: Any, platform: Any, world: Any) -> None:
-        import torch
 
         from spmd_rl.distributed.layout import TrainLayout
         from spmd_rl.training.parallel import start_parallel
@@ -64,7 +62,7 @@ class Bench:
         layout = TrainLayout.of(config.parallel, world.size)
         place = start_parallel(layout, config.run.seed)
         shard = megatron_shard(shape, layout, world.rank)
-        device = torch.device(platform.device_type, *([world.local_rank] if platform.device_type != "cpu" else []))
+        device = platform.device(world.local_rank)
         self.trainer = Trainer(config, shape, layout, place, device, lambda p, path: load_shard(path, shard, p, shape))
         self.saver = ShardSaver(self.trainer, shard, world)
         self.world, self.layout = world, layout

@@ -6,7 +6,6 @@ the floor, a plain copy of the engine's bytes into new memory. Takes the setting
 """
 
 import gc
-import os
 import statistics
 import sys
 import time
@@ -23,17 +22,16 @@ ROUNDS = 5
 def main() -> None:
     from spmd_rl.config.loading import load_config
     from spmd_rl.models.model_shape import read_model_shape
-    from spmd_rl.platforms.platform import current
+    from spmd_rl.platforms import current
 
     config = load_config(sys.argv[1:])
     shape = read_model_shape(config.model.path)
     platform = current(config.run.platform)
-    for name, value in platform.environment.items():
-        os.environ.setdefault(name, value)
+    platform.set_environment()
     from spmd_rl.patches import megatron_core, vllm
     from spmd_rl.patches.patch import apply_all
 
-    apply_all(megatron_core.PATCHES + vllm.PATCHES, platform.name)
+    apply_all(megatron_core.PATCHES + vllm.PATCHES, platform.patches)
     from spmd_rl.distributed import world as worlds
 
     world = worlds.start(platform, 600)

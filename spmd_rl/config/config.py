@@ -3,6 +3,10 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from spmd_rl.platforms import names as platform_names
+
+PlatformName = Literal["auto", *platform_names()]
+
 
 @dataclass(frozen=True)
 class ModelConfig:
@@ -363,7 +367,7 @@ class RunConfig:
     """Where everything of the run is written. None: runs/<name>."""
     seed: int = 1
     """The same seed gives the same problems, order and samples, whatever the number of ranks."""
-    platform: Literal["auto", "cpu", "cuda", "npu"] = "auto"
+    platform: PlatformName = "auto"
     """What to run on. auto: the accelerator that is there, else the CPU."""
     control_timeout_seconds: float = 600.0
     """How long rank 0 waits for the others to begin or end a verb before it names who is missing."""

@@ -3,7 +3,16 @@
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from spmd_rl.config.config import Config, DataConfig, HangConfig, ModelConfig, RewardConfig, RolloutConfig, RunConfig
+from spmd_rl.config.config import (
+    Config,
+    DataConfig,
+    HangConfig,
+    ModelConfig,
+    PlatformName,
+    RewardConfig,
+    RolloutConfig,
+    RunConfig,
+)
 
 
 @dataclass(frozen=True)
@@ -76,7 +85,7 @@ class EvaluateConfig:
     """Of the weights. auto: as the model's config.json says."""
     seed: int = 1
     """The same seed gives the same samples, whatever the number of ranks."""
-    platform: Literal["auto", "cpu", "cuda", "npu"] = "auto"
+    platform: PlatformName = "auto"
     """What to run on. auto: the accelerator that is there, else the CPU."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model's tokenizer."""
@@ -115,7 +124,7 @@ class ChatConfig:
     """Of the weights. auto: as the model's config.json says."""
     seed: int = 1
     """The same seed and the same words give the same answers."""
-    platform: Literal["auto", "cpu", "cuda", "npu"] = "auto"
+    platform: PlatformName = "auto"
     """What to run on. auto: the accelerator that is there, else the CPU."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model's tokenizer."""

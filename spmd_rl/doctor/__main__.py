@@ -12,10 +12,10 @@ from spmd_rl.doctor.finding import Finding, as_json, from_plain, status, table
 from spmd_rl.doctor.links import Link, link_findings, measure, start_group
 from spmd_rl.doctor.local import Here, kind_of, local_findings, number, read_config
 from spmd_rl.doctor.node_rendezvous import Meeting
+from spmd_rl.platforms import current
 
 USER_ERROR = 2
 WAIT_SECONDS = 60.0
-LINK_BYTES = {"cpu": 4 << 20, "cuda": 64 << 20, "npu": 64 << 20}
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -76,19 +76,14 @@ def _links(here: Here, ranks: Meeting, store: Any, found: list[Finding]) -> list
     """Timed only where nothing is known to be in the way: a library would wait for it for a long time."""
     if any(finding.verdict == "stop" and finding.check in ("interface", "reach", "devices") for finding in found):
         return [Finding("links", "not timed, because of what is said above", "skip")]
-    import torch
     import torch.distributed as dist
 
-    from spmd_rl.platforms.platform import current
-
-    platform = current(here.kind)
-    for name, value in platform.environment.items():
-        os.environ.setdefault(name, value)
-    platform.claim(local_rank_from_environment())
-    device = torch.device("cpu" if here.kind == "cpu" else f"{platform.device_type}:{local_rank_from_environment()}")
+    platform, local_rank = current(here.kind), local_rank_from_environment()
+    platform.set_environment()
+    platform.claim(local_rank)
     try:
         start_group(platform, store, ranks.node, here.ranks)
-        links = measure(device, ranks.node, here.ranks, here.ranks_here, LINK_BYTES[here.kind])
+        links = measure(platform.device(local_rank), ranks.node, here.ranks, here.ranks_here, platform.link_probe_bytes)
     except RuntimeError as error:
         links = [Link(ranks.node, ranks.node, 0.0, 0.0, (str(error).splitlines() or ["failed"])[0])]
     everyone = ranks.gather("links", [asdict(link) for link in links])

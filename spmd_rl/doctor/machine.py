@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from spmd_rl.doctor.finding import Finding
+from spmd_rl.platforms import record
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -98,8 +99,9 @@ def _speed(probe, size: int) -> Finding:
 
 
 def devices(kind: str, visible: int, ranks_here: int, cores: int | None = None) -> Finding:
-    """Whether every rank of this node has a device of its own (CPU: a core)."""
-    if kind == "cpu":
+    """Check that every rank of this node has a device of its own (CPU: a core)."""
+    variable = record(kind).visible_devices_variable
+    if not variable:
         cores = cores or len(os.sched_getaffinity(0))
         found = f"{cores} CPU cores for {ranks_here} ranks"
         if ranks_here > cores:
@@ -107,7 +109,6 @@ def devices(kind: str, visible: int, ranks_here: int, cores: int | None = None) 
         return Finding("devices", found, "ok")
     found = f"{visible} {kind} devices for {ranks_here} ranks"
     if visible < ranks_here:
-        variable = "ASCEND_RT_VISIBLE_DEVICES" if kind == "npu" else "CUDA_VISIBLE_DEVICES"
         fix = f"start {visible} ranks on this node, or look at {variable} and what the container was given"
         return Finding("devices", found, "stop", fix)
     return Finding("devices", found, "ok")

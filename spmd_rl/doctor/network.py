@@ -8,13 +8,7 @@ from collections.abc import Mapping
 import psutil
 
 from spmd_rl.doctor.finding import Finding
-
-# Which variable names the interface of which library, in the order in which they are asked for.
-VARIABLES = {
-    "cpu": ("GLOO_SOCKET_IFNAME",),
-    "cuda": ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"),
-    "npu": ("GLOO_SOCKET_IFNAME", "HCCL_SOCKET_IFNAME"),
-}
+from spmd_rl.platforms import record
 
 
 def addresses() -> dict[str, str]:
@@ -61,9 +55,9 @@ def own_address(environment: Mapping[str, str] = os.environ) -> str:
 
 
 def interface_findings(kind: str, nodes: int, environment: Mapping[str, str] = os.environ) -> list[Finding]:
-    """Whether the interfaces that the libraries are told to use are there and lead out of this machine."""
+    """Check that the interfaces that the libraries are told to use are there and lead out of this machine."""
     found = []
-    for variable in VARIABLES[kind][1:]:
+    for variable in record(kind).socket_variables[1:]:
         named = environment.get(variable, "")
         if named and not any(_selects(named, name) for name in addresses()):
             fix = f"the interfaces that are up: {_listed()}; export {variable} with one of them, or unset it"

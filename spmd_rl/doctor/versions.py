@@ -10,6 +10,7 @@ from packaging.utils import canonicalize_name
 
 from spmd_rl.doctor.finding import Finding
 from spmd_rl.patches.patch import Patch, unmet_versions
+from spmd_rl.platforms import record
 
 ROOT = Path(__file__).resolve().parents[2]
 LISTED = 6
@@ -30,7 +31,7 @@ def known_set(kind: str, root: Path = ROOT) -> tuple[list[Requirement], list[Req
     without its source tree.
     """
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    lines = [*project["optional-dependencies"][kind], *project["dependencies"]]
+    lines = [*project["optional-dependencies"].get(kind, ()), *project["dependencies"]]
     core = {canonicalize_name(line.name): line for line in map(Requirement, lines)}
     words = (line.split("#")[0].strip() for line in (root / f"requirements-{kind}.txt").read_text().splitlines())
     pinned = {canonicalize_name(line.name): line for line in map(Requirement, filter(None, words))}
@@ -60,7 +61,7 @@ def version_findings(
         found.append(Finding("versions", "not as tested: " + "; ".join(others[:LISTED]) + more, "warn", fix))
     if not found:
         found.append(Finding("versions", f"as tested for {kind}: {_names(core, version)}", "ok"))
-    here = [patch for patch in patches if kind in patch.platforms]
+    here = [patch for patch in patches if patch.meets(record(kind).patches)]
     unmet = unmet_versions(here)
     found += [Finding("patches", problem, "stop", fix) for problem in unmet]
     if not unmet:

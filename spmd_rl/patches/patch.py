@@ -11,7 +11,7 @@ from typing import Any
 from packaging.specifiers import SpecifierSet
 
 EVERYWHERE = ("cpu", "cuda", "npu")
-"""All platforms."""
+"""All platforms, those of other packages too."""
 MEGATRON_CORE = ">=0.16.1,<0.17"
 """The versions of Megatron-Core that its patches were made for."""
 
@@ -43,6 +43,10 @@ class Patch:
     @property
     def attribute(self) -> str:
         return self.target.partition(":")[2]
+
+    def meets(self, platform: str) -> bool:
+        """Return whether the patch is for a machine, as Platform.patches names it."""
+        return self.platforms == EVERYWHERE or platform in self.platforms
 
     def concerns(self, module: str) -> bool:
         """Whether importing `module` is the moment to apply this patch."""
@@ -124,7 +128,7 @@ def apply_all(patches: Iterable[Patch], platform: str) -> list[str]:
     Called once, from `program.py`, before Megatron-Core or vLLM is used. Returns one line a patch for the run's log.
     Raises ValueError when an installed version is outside a patch's range.
     """
-    here = [patch for patch in patches if platform in patch.platforms]
+    here = [patch for patch in patches if patch.meets(platform)]
     problems = unmet_versions(here)
     if problems:
         raise ValueError("\n".join(problems))

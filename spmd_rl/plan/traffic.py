@@ -7,13 +7,12 @@ from collections import Counter
 from typing import Any
 
 from spmd_rl.plan.case import Case, rollout_words, training_words
+from spmd_rl.platforms import CLUSTER, record
 from spmd_rl.weights.families import hf_tensors, megatron_shard, vllm_shard
 from spmd_rl.weights.transfer.transfer_plan import Planner, bucket_of_bytes
 from spmd_rl.weights.transfer.transfer_stats import Flow, flow
 
 BYTES = {"float32": 4, "bfloat16": 2}
-# What the platforms' records say (Platform.bucket_bytes), which need torch; `auto` means a cluster here.
-BUCKET_BYTES = {"cpu": 16 << 20, "cuda": 256 << 20, "npu": 256 << 20, "auto": 256 << 20}
 LISTED = 5
 """Tensors in the list of those that move most."""
 # (words in front of it in a table, name in the answer)
@@ -38,8 +37,9 @@ def weights(case: Case) -> dict[str, Any]:
     world, size = case.world_size, BYTES[case.config.model.dtype]
     sources = [megatron_shard(case.shape, case.train, rank) for rank in range(world)]
     destinations = [vllm_shard(case.shape, case.rollout, rank) for rank in range(world)]
-    mib = case.config.rollout.refresh_bucket_mib
-    bucket_bytes = int(mib * 2**20) if mib else BUCKET_BYTES[case.config.run.platform]
+    mib, machine = case.config.rollout.refresh_bucket_mib, case.config.run.platform
+    # A plan is made elsewhere than where it will run: `auto` means a cluster.
+    bucket_bytes = int(mib * 2**20) if mib else record(CLUSTER if machine == "auto" else machine).bucket_bytes
     planner = Planner(sources, destinations, case.ranks_per_node, bucket_of_bytes(bucket_bytes, size))
     moved = flow(planner.schedule)
     held = {id(shard): shard.elements * size for shard in (*sources, *destinations)}

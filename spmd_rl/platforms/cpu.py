@@ -1,17 +1,30 @@
 """A laptop or a CI machine: the whole program over gloo, each rank on one thread."""
 
+from __future__ import annotations
+
 import ctypes
 import resource
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
+from spmd_rl.platforms.attention_layout import Attend, AttentionLayout
 from spmd_rl.platforms.platform import Platform
+
+if TYPE_CHECKING:
+    from spmd_rl.models.model_shape import ModelShape
+    from spmd_rl.platforms.cpu_peer_memory import PeerMemory
+
+# The sizes of a latent that vLLM's kernel of latent attention is compiled for, and its blocks.
+_LATENT = {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
+_LATENT_BLOCK_TOKENS = 16
 
 
 def _claim(local_rank: int) -> None:
-    """A CPU rank owns no device; its threads are set by OMP_NUM_THREADS."""
+    """Do nothing: a CPU rank owns no device, and its threads are set by OMP_NUM_THREADS."""
 
 
 def resident_bytes() -> int:
-    """Resident memory of this process now."""
+    """Return the resident memory of this process."""
     with open("/proc/self/status") as lines:
         for line in lines:
             if line.startswith("VmRSS:"):
@@ -30,7 +43,7 @@ def _reset_peak() -> None:
 
 
 def _peak_bytes() -> int:
-    """Highest resident memory since the last reset (VmHWM)."""
+    """Return the highest resident memory since the last reset (VmHWM)."""
     with open("/proc/self/status") as lines:
         for line in lines:
             if line.startswith("VmHWM:"):
@@ -39,10 +52,48 @@ def _peak_bytes() -> int:
 
 
 def _trim_heap() -> None:
-    """glibc keeps the freed activations of a pass, hundreds of megabytes, unless it is asked."""
+    """Ask glibc for the freed activations of a pass, hundreds of megabytes, which it keeps otherwise."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):
         libc.malloc_trim(0)
+
+
+def _prepare_attention(layout: AttentionLayout) -> Attend:
+    from spmd_rl.platforms.sdpa_attention import prepare_sdpa
+
+    return prepare_sdpa(layout)
+
+
+def _row_sums(element_bytes: int) -> Callable[..., None]:
+    from spmd_rl.platforms.cpu_row_sums import compiled
+
+    return compiled(element_bytes)
+
+
+def _peer_memory(rank: int, gather: Callable[[Any], list[Any]], barrier: Callable[[], None]) -> PeerMemory:
+    from spmd_rl.platforms.cpu_peer_memory import PeerMemory
+
+    return PeerMemory(rank, gather, barrier)
+
+
+def _engine_model_options(model_path: str, shape: ModelShape, block_tokens: int) -> dict[str, object]:
+    """Return the blocks that were asked for, or what vLLM's latent attention needs on a CPU."""
+    if shape.mla is None:
+        return {"block_size": block_tokens}
+    found = {"kv_lora_rank": shape.mla.kv_rank, "qk_rope_head_dim": shape.mla.rope_dim}
+    if found != _LATENT:
+        has, wants = (" and ".join(f"{k} = {v}" for k, v in sizes.items()) for sizes in (found, _LATENT))
+        raise ValueError(
+            f"model.path = {model_path}: its config.json has {has}; vLLM on a CPU computes latent attention with "
+            f"{wants} only. Use such a model, or another platform"
+        )
+    return {
+        "block_size": _LATENT_BLOCK_TOKENS,
+        # The kernels for AMX keep a packed copy of kv_b_proj instead of the weight that a refresh writes.
+        "attention_config": {"backend": "CPU_MLA"},
+        # The compiled rotary kernel of the CPU takes the slices of latent attention for contiguous: wrong, silently.
+        "compilation_config": {"custom_ops": ["-rotary_embedding"]},
+    }
 
 
 CPU = Platform(
@@ -59,15 +110,23 @@ CPU = Platform(
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "TOKENIZERS_PARALLELISM": "false",
     },
+    missing=lambda: "",
     claim=_claim,
+    attention=_prepare_attention,
     memory_bytes=resident_bytes,
     peak_memory_bytes=_peak_bytes,
     reset_peak_memory=_reset_peak,
-    bucket_bytes=16 << 20,
     give_back_memory=_trim_heap,
+    bucket_bytes=16 << 20,
+    link_probe_bytes=4 << 20,
+    socket_variables=("GLOO_SOCKET_IFNAME",),
+    offloads=False,
+    repeats_exactly=True,
     # Triton does not compile for CPUs; blocks of 32 tokens are the smallest that the CPU attention prefers, so that
     # the samples of a prompt find its cache.
     engine_options={"enforce_eager": True, "block_size": 32},
+    engine_model_options=_engine_model_options,
     engine_sleeps=False,
-    shares_prompts=True,
+    row_sums=_row_sums,
+    peer_memory=_peer_memory,
 )

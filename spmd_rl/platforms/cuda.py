@@ -1,8 +1,82 @@
 """NVIDIA GPUs over NCCL."""
 
-import torch
+from __future__ import annotations
 
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from spmd_rl.platforms.attention_layout import Attend, AttentionLayout
 from spmd_rl.platforms.platform import Platform
+
+if TYPE_CHECKING:
+    import torch
+
+# What torch's flash attention is compiled for.
+_FLASH_HEAD_DIM = 256
+
+
+def _cuda(name: str) -> Any:
+    """Return a function of `torch.cuda`, looked up when it is called."""
+
+    def call(*arguments: Any) -> Any:
+        import torch
+
+        return getattr(torch.cuda, name)(*arguments)
+
+    return call
+
+
+def _missing() -> str:
+    import torch
+
+    if torch.cuda.is_available():
+        return ""
+    return "torch sees no GPU; use run.platform = auto, or install the cuda requirements"
+
+
+def _prepare_attention(layout: AttentionLayout) -> Attend:
+    """Make one call for all sequences; what flash attention has no kernel for goes through torch's general one."""
+    from spmd_rl.platforms.sdpa_attention import prepare_sdpa
+
+    flash, general = _prepare_flash(layout), prepare_sdpa(layout)
+
+    def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
+        fits = query.dtype.itemsize == 2 and query.shape[-1] <= _FLASH_HEAD_DIM
+        return (flash if fits and flash is not None else general)(query, key, value, scale)
+
+    return attend
+
+
+def _prepare_flash(layout: AttentionLayout) -> Attend | None:
+    """Return flash attention over variable lengths; None where this torch doesn't have it."""
+    import torch
+
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return None
+    rows = layout.rows()
+    ends = [[0, *layout.query_ends], [0, *layout.key_ends]]
+    cumulative = [torch.tensor(part, dtype=torch.int32, device=layout.device) for part in ends]
+    longest = [max(end - start for start, end in pairwise(part)) for part in ends]
+
+    def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
+        if rows is not None:
+            key, value = key.index_select(0, rows), value.index_select(0, rows)
+        return varlen_attn(
+            query,
+            key,
+            value,
+            *cumulative,
+            *longest,
+            scale=scale,
+            # Causal; flash attention aligns it at the bottom right.
+            window_size=(-1, 0),
+            enable_gqa=query.shape[1] != key.shape[1],
+        )
+
+    return attend
+
 
 CUDA = Platform(
     name="cuda",
@@ -17,11 +91,18 @@ CUDA = Platform(
         "CUDA_DEVICE_MAX_CONNECTIONS": "1",
         "TOKENIZERS_PARALLELISM": "false",
     },
-    claim=lambda local_rank: torch.cuda.set_device(local_rank),
-    memory_bytes=lambda: torch.cuda.memory_reserved(),
-    peak_memory_bytes=lambda: torch.cuda.max_memory_reserved(),
-    reset_peak_memory=lambda: torch.cuda.reset_peak_memory_stats(),
+    missing=_missing,
+    claim=_cuda("set_device"),
+    attention=_prepare_attention,
+    memory_bytes=_cuda("memory_reserved"),
+    peak_memory_bytes=_cuda("max_memory_reserved"),
+    reset_peak_memory=_cuda("reset_peak_memory_stats"),
+    give_back_memory=_cuda("empty_cache"),
     bucket_bytes=256 << 20,
-    give_back_memory=lambda: torch.cuda.empty_cache(),
+    link_probe_bytes=64 << 20,
+    socket_variables=("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"),
+    visible_devices_variable="CUDA_VISIBLE_DEVICES",
+    device_count=_cuda("device_count"),
+    synchronize=_cuda("synchronize"),
     engine_options={"enable_sleep_mode": True},
 )

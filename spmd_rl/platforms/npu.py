@@ -1,8 +1,37 @@
 """Ascend NPUs over HCCL (torch_npu, vllm-ascend)."""
 
-import torch
+from __future__ import annotations
 
+import importlib.util
+from functools import cache
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from spmd_rl.platforms.attention_layout import Attend, AttentionLayout
 from spmd_rl.platforms.platform import Platform
+
+if TYPE_CHECKING:
+    import torch
+
+# The fused attention takes at most so many sequences in a call.
+_SEQUENCES = 1000
+
+
+def _npu(name: str) -> Any:
+    """Return a function of `torch.npu`, looked up when it is called."""
+
+    def call(*arguments: Any) -> Any:
+        import torch
+
+        return getattr(torch.npu, name)(*arguments)
+
+    return call
+
+
+def _missing() -> str:
+    if importlib.util.find_spec("torch_npu") is not None:
+        return ""
+    return "torch_npu is not installed; bash launch/setup_env.sh npu, or run.platform = auto"
 
 
 def _claim(local_rank: int) -> None:
@@ -11,6 +40,7 @@ def _claim(local_rank: int) -> None:
     The order is the vendor's: the device is touched before `megatron.core` is imported, because Megatron binds
     `torch.cuda._lazy_init` at import and that call only returns early once the device is initialised.
     """
+    import torch
     import torch_npu  # noqa: F401  (registers the device)
 
     torch.npu.set_device(local_rank)
@@ -23,38 +53,73 @@ def _claim(local_rank: int) -> None:
         torch.cuda.default_generators = torch.npu.default_generators
 
 
+def _device_count() -> int:
+    import torch
+
+    # torch loads torch_npu by itself where it is installed.
+    return torch.npu.device_count() if hasattr(torch, "npu") else 0
+
+
 def _restore_events() -> None:
     """vllm-ascend leaves a placeholder in `torch.cuda.Event`; Megatron's timers need the real one's `elapsed_time`."""
+    import torch
+
     torch.cuda.Event = torch.npu.Event
 
 
-def packed_causal_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, ends: list[int], scale: float
-) -> torch.Tensor:
-    """The fused kernel over sequences that lie one after another (TND): [T, heads, d] -> [T, heads, d].
+@cache
+def _causal_mask(device: torch.device) -> torch.Tensor:
+    """Return the causal mask in the compressed size that sparse_mode 3 takes; True is masked."""
+    import torch
 
-    `ends`: the cumulative ends of the sequences, on the host and without a leading 0.
+    return torch.triu(torch.ones(2048, 2048, dtype=torch.bool, device=device), diagonal=1)
+
+
+def _prepare_attention(layout: AttentionLayout) -> Attend:
+    """Make one call of the fused kernel for all sequences, which lie one after another (TND).
+
+    The ends of the sequences are lists on the host, without a leading 0. sparse_mode 3 is causal when aligned at the
+    last token of a sequence's queries and keys.
     """
+    import torch
     import torch_npu
 
-    # True is masked; sparse_mode 3 is the causal mask aligned to the last token, in this compressed size.
-    mask = torch.triu(torch.ones(2048, 2048, dtype=torch.bool, device=query.device), diagonal=1)
-    return torch_npu.npu_fusion_attention(
-        query,
-        key,
-        value,
-        query.shape[1],
-        "TND",
-        atten_mask=mask,
-        scale=scale,
-        actual_seq_qlen=ends,
-        actual_seq_kvlen=ends,
-        sparse_mode=3,
-    )[0]
+    rows = layout.rows()
+    query_ends, key_ends = layout.query_ends, layout.key_ends
+    cuts = [*range(0, len(query_ends), _SEQUENCES), len(query_ends)]
+
+    def part(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, some: slice) -> torch.Tensor:
+        (q, queries), (k, keys) = (_part(ends, some) for ends in (query_ends, key_ends))
+        return torch_npu.npu_fusion_attention(
+            query[q],
+            key[k],
+            value[k],
+            query.shape[1],
+            "TND",
+            atten_mask=_causal_mask(query.device),
+            scale=scale,
+            actual_seq_qlen=queries,
+            actual_seq_kvlen=keys,
+            sparse_mode=3,
+        )[0]
+
+    def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
+        if rows is not None:
+            key, value = key.index_select(0, rows), value.index_select(0, rows)
+        outs = [part(query, key, value, scale, slice(*some)) for some in pairwise(cuts)]
+        return outs[0] if len(outs) == 1 else torch.cat(outs)
+
+    return attend
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
-    """The fused norm over the last dimension."""
+def _part(ends: list[int], some: slice) -> tuple[slice, list[int]]:
+    """Return the tokens of some of the sequences, and where these end among them."""
+    start = ends[some.start - 1] if some.start else 0
+    return slice(start, ends[some.stop - 1]), [end - start for end in ends[some]]
+
+
+def _rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """Return the fused norm over the last dimension."""
     import torch_npu
 
     return torch_npu.npu_rms_norm(x, weight, epsilon=epsilon)[0]
@@ -78,12 +143,20 @@ NPU = Platform(
         "TORCH_NPU_DEVICE_CAPABILITY": "8.0",
         "TOKENIZERS_PARALLELISM": "false",
     },
+    missing=_missing,
     claim=_claim,
-    memory_bytes=lambda: torch.npu.memory_reserved(),
-    peak_memory_bytes=lambda: torch.npu.max_memory_reserved(),
-    reset_peak_memory=lambda: torch.npu.reset_peak_memory_stats(),
+    attention=_prepare_attention,
+    rms_norm=_rms_norm,
+    memory_bytes=_npu("memory_reserved"),
+    peak_memory_bytes=_npu("max_memory_reserved"),
+    reset_peak_memory=_npu("reset_peak_memory_stats"),
+    give_back_memory=_npu("empty_cache"),
     bucket_bytes=256 << 20,
-    give_back_memory=lambda: torch.npu.empty_cache(),
+    link_probe_bytes=64 << 20,
+    socket_variables=("GLOO_SOCKET_IFNAME", "HCCL_SOCKET_IFNAME"),
+    visible_devices_variable="ASCEND_RT_VISIBLE_DEVICES",
+    device_count=_device_count,
+    synchronize=_npu("synchronize"),
     # CPU binding would rebind the threads of the trainer too; eager until graphs were run on the device.
     engine_options={
         "enable_sleep_mode": True,

@@ -1,26 +1,50 @@
-"""The record of what differs between machines, and the one question which of them this is."""
+"""The record of what differs between machines. It imports no torch: a command line reads it too."""
 
-import importlib.util
-from collections.abc import Callable
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from spmd_rl.models.model_shape import ModelShape
+    from spmd_rl.platforms.attention_layout import Attend, AttentionLayout
+    from spmd_rl.platforms.cpu_peer_memory import PeerMemory
+
+RowSums = Callable[..., None]
+"""A compiled loop, see platforms/cpu_row_sums.py."""
+
+
+def torch_rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """Return x over the root mean square of its last dimension, times `weight`."""
+    import torch.nn.functional as F
+
+    return F.rms_norm(x, (x.shape[-1],), weight, epsilon)
 
 
 @dataclass(frozen=True)
 class Platform:
-    """Everything that differs between Ascend NPUs, NVIDIA GPUs and CPUs."""
+    """All that differs between Ascend NPUs, NVIDIA GPUs, CPUs and what comes: a new machine is one of these records."""
 
     name: str
-    """`npu`, `cuda` or `cpu`."""
+    """As `run.platform` names it."""
     device_type: str
     """What `torch.device(...)` calls it."""
     backend: str
     """The `torch.distributed` backend string of the default process group."""
     vllm_package: str
     """The distribution that provides vLLM here; patch records look up its version."""
-    environment: dict[str, str]
+    environment: Mapping[str, str]
     """Variables that the libraries read when they are imported; a value that the user has set stays."""
+    missing: Callable[[], str]
+    """Why this process can't run on such a machine, and the way out; "" where it can."""
     claim: Callable[[int], None]
     """Make the device of this local rank current, before any process group exists."""
+    attention: Callable[[AttentionLayout], Attend]
+    """Prepare the attention of one micro-batch, which every layer then calls."""
     memory_bytes: Callable[[], int]
     """Bytes in use now: on the device, or resident in the process on a CPU."""
     peak_memory_bytes: Callable[[], int]
@@ -30,52 +54,49 @@ class Platform:
     """Return what the allocator keeps for itself, when the device changes hands."""
     bucket_bytes: int
     """Messages of a refresh of about this size use the links well and stay small beside the weights."""
-    engine_options: dict[str, object] = field(default_factory=dict)
+    link_probe_bytes: int
+    """Size of the doctor's large messages."""
+    socket_variables: tuple[str, ...]
+    """Name the network interface of each library, gloo's first."""
+    visible_devices_variable: str = ""
+    """Restricts the devices that a process sees; "" where ranks have no devices of their own."""
+    device_count: Callable[[], int] = lambda: 0
+    """Devices that this process sees; 0 where ranks have none of their own."""
+    patched_as: str = ""
+    """The platform whose patch records apply; "": its own name."""
+    rms_norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor] = torch_rms_norm
+    """(x [..., H], weight [H], epsilon) -> [..., H]."""
+    offloads: bool = True
+    """Tensors can leave the device for (pinned) host memory; on a CPU they are there anyway."""
+    synchronize: Callable[[], None] = lambda: None
+    """Wait until the device has done all that was asked of it."""
+    repeats_exactly: bool = False
+    """The same run twice gives the same bits."""
+    engine_options: Mapping[str, object] = field(default_factory=dict)
     """Options of `vllm.LLM` that only this machine needs."""
+    engine_model_options: Callable[[str, ModelShape, int], dict[str, object]] = lambda path, shape, block_tokens: {}
+    """(model.path, shape, rollout.block_tokens) -> more of them. Raises ValueError where vLLM has no kernels for it."""
     engine_sleeps: bool = True
     """vLLM's sleep mode releases weights and cache; elsewhere rollout/engine.py releases the storages itself."""
-    shares_prompts: bool = False
-    """The attention of training/attention.py can compute a group's common prompt once."""
     after_engine_start: Callable[[], None] = lambda: None
     """Undo what starting vLLM changes for the rest of the process."""
+    row_sums: Callable[[int], RowSums] | None = None
+    """(bytes of an element) -> a loop that sums checksums where the weights lie; None: torch's kernels do."""
+    peer_memory: Callable[[int, Callable[[Any], list[Any]], Callable[[], None]], PeerMemory] | None = None
+    """(rank, gather, barrier) -> what ranks of one node read each other's weights with; None: they are sent."""
 
-
-def detect() -> str:
-    """The best machine that is here: an NPU, else a GPU, else the CPU."""
-    if importlib.util.find_spec("torch_npu") is not None:
-        return "npu"
-    import torch
-
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def current(name: str = "auto") -> Platform:
-    """The record of this machine; asked once, in `program.py`, and passed on.
-
-    Raises ValueError when `run.platform` names a machine that is not here.
-    """
-    if name == "auto":
-        name = detect()
-    if name == "cpu":
-        from spmd_rl.platforms.cpu import CPU
-
-        return CPU
-    if name == "cuda":
+    def device(self, local_rank: int) -> torch.device:
+        """Return the device of a rank of this node."""
         import torch
 
-        if not torch.cuda.is_available():
-            raise ValueError(
-                "run.platform = cuda: torch sees no GPU; use run.platform = auto, or install the cuda requirements"
-            )
-        from spmd_rl.platforms.cuda import CUDA
+        return torch.device(self.device_type, *([local_rank] if self.visible_devices_variable else []))
 
-        return CUDA
-    if name == "npu":
-        if importlib.util.find_spec("torch_npu") is None:
-            raise ValueError(
-                "run.platform = npu: torch_npu is not installed; bash launch/setup_env.sh npu, or run.platform = auto"
-            )
-        from spmd_rl.platforms.npu import NPU
+    def set_environment(self) -> None:
+        """Set the variables that the user has not set."""
+        for name, value in self.environment.items():
+            os.environ.setdefault(name, value)
 
-        return NPU
-    raise ValueError(f"run.platform = {name}: there are auto, cpu, cuda, npu")
+    @property
+    def patches(self) -> str:
+        """The name by which patch records know this machine."""
+        return self.patched_as or self.name

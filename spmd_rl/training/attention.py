@@ -1,4 +1,4 @@
-"""Attention over packed tokens, through torch's scaled_dot_product_attention (CPU, CUDA) or the NPU's fused kernel."""
+"""Attention over packed tokens, through the platform's kernel."""
 
 import math
 from typing import Any
@@ -11,7 +11,7 @@ from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from spmd_rl.training.context import share_heads, share_tokens
-from spmd_rl.training.packing import PackedTokens, Responses, Segment
+from spmd_rl.training.packing import PackedTokens
 
 
 class PackedAttention(MegatronModule):
@@ -51,76 +51,14 @@ class PackedAttention(MegatronModule):
 
         T: tokens of this context rank's chunk.
         """
-        assert packed_seq_params is not None and attention_bias is None
-        if self.context_group.size() == 1:
-            out = self._attend(query, key, value, packed_seq_params.segments)
-        else:
+        assert packed_seq_params is not None and packed_seq_params.attend is not None and attention_bias is None
+        if self.context_group.size() > 1:
             query, key, value = share_heads(query, key, value, self.context_group)
-            out = share_tokens(self._attend(query, key, value, packed_seq_params.segments), self.context_group)
-        return out.flatten(1)
-
-    def _attend(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: tuple[Segment, ...]
-    ) -> torch.Tensor:
-        """All tokens of the micro-batch and some heads -> [T, heads, v]."""
-        attend = _npu_attention if query.device.type == "npu" else _segment_attention
         width = value.shape[-1]
         if width < query.shape[-1]:
             # Fused kernels want values as wide as queries; latent attention has narrower ones.
             value = F.pad(value, (0, query.shape[-1] - width))
-        return attend(query, key, value, segments, self.scale)[..., :width]
-
-
-def _segment_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: tuple[Segment, ...], scale: float
-) -> torch.Tensor:
-    """One call a sequence, two a group with a shared prompt; nothing is padded but the responses of one group."""
-    outputs = []
-    for segment in segments:
-        prompt = slice(segment.start, segment.start + segment.prompt_tokens)
-        outputs.append(_causal(query[prompt], key[prompt], value[prompt], scale))
-        if segment.responses is not None:
-            outputs.append(_continue_prompt(query, key, value, segment.responses, scale))
-    return torch.cat(outputs)
-
-
-def _causal(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
-    """One sequence: query [L, heads, d] -> [L, heads, d]."""
-    out = F.scaled_dot_product_attention(
-        query.transpose(0, 1)[None],
-        key.transpose(0, 1)[None],
-        value.transpose(0, 1)[None],
-        is_causal=True,
-        scale=scale,
-        enable_gqa=query.shape[1] != key.shape[1],
-    )
-    return out[0].transpose(0, 1)
-
-
-def _continue_prompt(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, responses: Responses, scale: float
-) -> torch.Tensor:
-    """The R responses of one group, as a batch: each sees the prompt and its own past -> [their tokens, heads, d]."""
-
-    def batch(tensor: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        return tensor.index_select(0, rows.flatten()).unflatten(0, rows.shape).transpose(1, 2)
-
-    out = F.scaled_dot_product_attention(
-        batch(query, responses.queries),
-        batch(key, responses.keys),
-        batch(value, responses.keys),
-        attn_mask=responses.mask,
-        scale=scale,
-        enable_gqa=query.shape[1] != key.shape[1],
-    )
-    return out.transpose(1, 2).flatten(0, 1).index_select(0, responses.real)
-
-
-def _npu_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: tuple[Segment, ...], scale: float
-) -> torch.Tensor:
-    """The NPU's fused attention; shared prompts are not laid out on NPUs."""
-    from spmd_rl.platforms.npu import packed_causal_attention
-
-    assert not any(segment.responses for segment in segments)
-    return packed_causal_attention(query, key, value, [segment.end for segment in segments], scale)
+        out = packed_seq_params.attend(query, key, value, self.scale)[..., :width]  # [all T, some heads, v]
+        if self.context_group.size() > 1:
+            out = share_tokens(out, self.context_group)
+        return out.flatten(1)

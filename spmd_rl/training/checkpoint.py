@@ -200,7 +200,7 @@ def _in_place(described: Any) -> Any:
 
     The fork has the values of this moment anyway. A device's tensors are left as they are: they are copied to the host.
     """
-    if isinstance(described, ShardedTensor) and described.data is not None and described.data.device.type == "cpu":
+    if isinstance(described, ShardedTensor) and described.data is not None and described.data.is_cpu:
         data = described.data.detach()
         if data.is_contiguous() and data.numel():
             bits = data.view(-1).view(torch.uint8)

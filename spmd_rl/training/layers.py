@@ -3,7 +3,6 @@
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
 from megatron.core.post_training.modelopt.layers import Linear
 from megatron.core.tensor_parallel.layers import (
@@ -24,24 +23,22 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
 
+from spmd_rl.platforms import current
 from spmd_rl.training.attention import PackedAttention
 
 
 class RMSNorm(torch.nn.Module):
-    """Megatron's norm signature over torch's rms_norm; unlike Megatron's own, it works with sequence parallel."""
+    """Call the platform's kernel under Megatron's signature; unlike Megatron's own it works with sequence parallel."""
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **options: Any):
         super().__init__()
         self.weight = torch.nn.Parameter(torch.ones(hidden_size, dtype=config.params_dtype))
         self.weight.sequence_parallel = config.sequence_parallel
         self.eps = eps
+        self.kernel = current().rms_norm
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if x.device.type == "npu":
-            from spmd_rl.platforms.npu import rms_norm
-
-            return rms_norm(x, self.weight, self.eps)
-        return F.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
+        return self.kernel(x, self.weight, self.eps)
 
 
 def layer_spec(config: TransformerConfig, sparse: bool) -> ModuleSpec:
@@ -109,7 +106,7 @@ def _experts() -> ModuleSpec:
 
 
 def mark_parameters(model: torch.nn.Module) -> None:
-    """Say of each parameter which ranks hold what of it, where Megatron leaves that out.
+    """Mark on each parameter which ranks hold what of it, where Megatron leaves that out.
 
     Megatron marks tensor-parallel shards only when it also initialises them, and without the marks the gradient norm
     counts the shards of tensor rank 0 alone. It marks experts as such only where expert parallelism is on, and without

@@ -1,4 +1,4 @@
-"""What of the trainer leaves the device while the engine holds it."""
+"""Take what the engine does not need off the device while it holds it."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,9 +6,11 @@ from typing import Any
 import torch
 from megatron.core.distributed import DistributedDataParallel
 
+from spmd_rl.platforms import current
+
 
 class Releasable:
-    """Storages whose contents nobody needs for a while: their memory goes back, their tensors stay."""
+    """Hold storages whose contents nobody needs for a while: their memory goes back, their tensors stay."""
 
     def __init__(self, tensors: list[torch.Tensor]):
         self.tensors = tensors
@@ -30,10 +32,10 @@ class Releasable:
 
 
 class Offloaded:
-    """Storages whose contents wait on the host; on a CPU they are there already."""
+    """Hold storages whose contents wait on the host; on a CPU they are there already."""
 
     def __init__(self, tensors: list[torch.Tensor]):
-        self.tensors = [tensor for tensor in tensors if tensor.device.type != "cpu"]
+        self.tensors = tensors if current().offloads else []
         self.storages = Releasable(self.tensors)
         self.on_host: list[torch.Tensor] = []
 
@@ -45,7 +47,7 @@ class Offloaded:
             self.on_host = [torch.empty_like(tensor, device="cpu", pin_memory=True) for tensor in self.tensors]
         for tensor, host in zip(self.tensors, self.on_host, strict=True):
             host.copy_(tensor, non_blocking=True)
-        getattr(torch, self.tensors[0].device.type).synchronize()
+        current().synchronize()
         self.storages.release()
         return sum(self.storages.sizes)
 
@@ -56,17 +58,17 @@ class Offloaded:
         self.storages.restore()
         for tensor, host in zip(self.tensors, self.on_host, strict=True):
             tensor.copy_(host, non_blocking=True)
-        getattr(torch, self.tensors[0].device.type).synchronize()
+        current().synchronize()
         return sum(self.storages.sizes)
 
 
 def gradient_buffers(wrapped: Sequence[DistributedDataParallel]) -> list[torch.Tensor]:
-    """Megatron's contiguous gradient buffers of this rank."""
+    """Return Megatron's contiguous gradient buffers of this rank."""
     return [buffer.grad_data for buffer in _buffers(wrapped)]
 
 
 def parameter_buffers(wrapped: Sequence[DistributedDataParallel]) -> list[torch.Tensor]:
-    """Megatron's contiguous parameter buffers of this rank."""
+    """Return Megatron's contiguous parameter buffers of this rank."""
     return [buffer.param_data for buffer in _buffers(wrapped)]
 
 

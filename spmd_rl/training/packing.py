@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 
+from spmd_rl.platforms import current
+from spmd_rl.platforms.attention_layout import Attend, AttentionLayout, QuerySequence
+
 
 @dataclass
 class TrainSample:
@@ -28,40 +31,12 @@ class TrainSample:
     reference_logprobs: torch.Tensor | None = None
 
 
-@dataclass(frozen=True)
-class Responses:
-    """R responses that continue one prompt of P tokens, as a batch of length L; indices count packed tokens."""
-
-    queries: torch.Tensor
-    """[R, L]; past a response's end any token, whose result is dropped."""
-    keys: torch.Tensor
-    """[R, P + L]: the prompt, then the response."""
-    mask: torch.Tensor
-    """[L, P + L] bool: each token sees the prompt and its own past."""
-    real: torch.Tensor
-    """Positions of the responses' own tokens in the flattened [R * L]."""
-
-
-@dataclass(frozen=True)
-class Segment:
-    """A prompt and the responses that continue it, or (without responses) any one sequence."""
-
-    start: int
-    prompt_tokens: int
-    responses: Responses | None = None
-
-    @property
-    def end(self) -> int:
-        """End of a sequence without responses."""
-        return self.start + self.prompt_tokens
-
-
 @dataclass
 class PackedTokens(PackedSeqParams):
     """Megatron's packed sequence parameters, with what shared prompts need beside them."""
 
-    segments: tuple[Segment, ...] = ()
-    """Of all T tokens: attention sees them all."""
+    attend: Attend | None = None
+    """The platform's attention over all T tokens."""
     positions: torch.Tensor | None = None
     """Position of each token of this rank's chunk in its own sequence [C]."""
 
@@ -108,7 +83,7 @@ def pack(
     pieces: list[torch.Tensor] = []
     positions: list[torch.Tensor] = []
     predictors: list[torch.Tensor] = []
-    segments: list[Segment] = []
+    sequences: list[QuerySequence] = []
     samples: list[TrainSample] = []
     cursor = 0
 
@@ -124,22 +99,23 @@ def pack(
         for sharing in [list(group)] if share_prompts and len(group) > 1 else [[sample] for sample in group]:
             prompt = sharing[0].prompt
             start = lay(prompt, 0)
-            laid = []
+            shared = slice(start, cursor)
+            if len(sharing) > 1:
+                sequences.append(QuerySequence(start, cursor))
             for sample in sharing:
                 response_start = lay(sample.response[:-1], len(prompt))
-                laid.append(len(sample.response) - 1)
+                if len(sharing) == 1:
+                    sequences.append(QuerySequence(start, cursor))
+                elif cursor > response_start:
+                    sequences.append(QuerySequence(response_start, cursor, shared))
                 # The first response token is predicted by the prompt's last token, each later one by its predecessor.
                 predictors.append(torch.tensor([start + len(prompt) - 1]))
                 predictors.append(torch.arange(response_start, response_start + len(sample.response) - 1))
                 samples.append(sample)
-            if len(sharing) == 1:
-                segments.append(Segment(start, len(prompt) + laid[0]))
-            else:
-                segments.append(Segment(start, len(prompt), _responses(start, len(prompt), laid, device)))
     real, whole = cursor, multiple * chunks
     padding = -cursor % whole if cursor else whole
     if padding:
-        segments.append(Segment(lay(torch.zeros(padding, dtype=torch.int64), 0), padding))
+        sequences.append(QuerySequence(lay(torch.zeros(padding, dtype=torch.int64), 0), cursor))
     size = cursor // chunks
     start, end = size * chunk, size * (chunk + 1)
     nothing = torch.zeros(0, dtype=torch.int64)
@@ -156,32 +132,13 @@ def pack(
         params=PackedTokens(
             qkv_format="thd",
             # One sequence over all tokens of the chunk: rotary angles are given per token (training/model.py), and the
-            # attention reads the segments.
+            # attention has a layout of its own.
             cu_seqlens_q=length,
             cu_seqlens_kv=length,
             max_seqlen_q=size,
             max_seqlen_kv=size,
-            segments=tuple(segments),
+            attend=current().attention(AttentionLayout(tuple(sequences), device)),
             positions=torch.cat(positions)[start:end].to(device),
         ),
         padding_tokens=max(0, end - max(start, real)),
-    )
-
-
-def _responses(start: int, prompt: int, lengths: list[int], device: torch.device) -> Responses | None:
-    """Where the responses that follow a prompt lie; None when none has a token that is laid down."""
-    longest = max(lengths)
-    if longest == 0:
-        return None
-    starts = start + prompt + torch.tensor([0, *lengths[:-1]]).cumsum(0)  # [R]
-    ahead = torch.arange(longest)
-    inside = ahead < torch.tensor(lengths)[:, None]  # [R, L]
-    queries = (starts[:, None] + ahead).where(inside, torch.tensor(start))
-    prompts = torch.arange(start, start + prompt).expand(len(lengths), -1)
-    mask = torch.ones(longest, prompt + longest, dtype=torch.bool).tril(prompt)
-    return Responses(
-        queries.to(device),
-        torch.cat((prompts, queries), dim=1).to(device),
-        mask.to(device),
-        inside.flatten().nonzero()[:, 0].to(device),
     )

@@ -82,14 +82,12 @@ class Trainer:
         """Leave the device to the engine, after the engine has the weights."""
         self.gradients.release()
         self.weights_on_device.offload()
-        if self.device.type != "cpu":
-            self.optimizer.offload()
+        self.optimizer.offload()
 
     def restore(self) -> None:
         """Take the device back; the gradients are zeroed before they are used."""
         self.weights_on_device.onload()
-        if self.device.type != "cpu":
-            self.optimizer.onload()
+        self.optimizer.onload()
 
     def pack(self, microbatches: Sequence[Sequence[Sequence[TrainSample]]], share_prompts: bool) -> list[Packed]:
         """Lay out micro-batches for this rank's layout."""

@@ -27,7 +27,6 @@ class ConsistencyCheck:
     replica: int
     prompt: tuple[int, ...]
     tolerance: float
-    share_prompts: bool
     made: Completion | None = None
 
     def generate(self, max_tokens: int) -> None:
@@ -56,7 +55,7 @@ class ConsistencyCheck:
             TrainSample(n, made.prompt, torch.tensor(tokens), torch.zeros(len(tokens)))
             for n, tokens in enumerate(texts)
         ]
-        packs = self.trainer.pack([[samples]], self.share_prompts)
+        packs = self.trainer.pack([[samples]], share_prompts=True)
         self.trainer.score(packs, "policy")
         gaps = {}
         if self.trainer.place.reports:

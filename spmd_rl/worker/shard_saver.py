@@ -49,7 +49,7 @@ class ShardSaver:
         Raises RuntimeError where weights or the optimizer's state are not finite: nothing could go on from them. Where
         they are in the host's memory, the writers look, and `progress` raises it.
         """
-        on_host = all(parameter.device.type == "cpu" for parameter in self._trainer.parameters().values())
+        on_host = all(parameter.is_cpu for parameter in self._trainer.parameters().values())
         if not on_host and (broken := self._broken()):  # a fork can't read them there
             raise RuntimeError(broken)
         self._hashing, mine = None, None

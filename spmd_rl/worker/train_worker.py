@@ -54,7 +54,7 @@ class TrainWorker(BaseWorker):
         self.footprints = ProcessUsageMeter()
         self.train_layout = TrainLayout.of(config.parallel, world.size)
         self.place = start_parallel(self.train_layout, config.run.seed)
-        device = torch.device(platform.device_type, *([world.local_rank] if platform.device_type != "cpu" else []))
+        device = platform.device(world.local_rank)
         self.shard = megatron_shard(shape, self.train_layout, world.rank)
         self.trainer = Trainer(config, shape, self.train_layout, self.place, device, self._load)
         self.reward_models = {
@@ -83,7 +83,6 @@ class TrainWorker(BaseWorker):
             self.replica,
             prompts["train"][0].token_ids,
             config.rollout.canary_tolerance or TOLERANCE[config.model.dtype],
-            platform.shares_prompts,
         )
         self.saver = ShardSaver(self.trainer, self.shard, world)
         set_status(doing="")

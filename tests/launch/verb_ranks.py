@@ -2,6 +2,7 @@
 
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -10,8 +11,8 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from spmd_rl.distributed import world as worlds
 from spmd_rl.distributed.commands import ControlChannel
-from spmd_rl.platforms.platform import current
-from spmd_rl.weights.transfer.peer_memory import PeerMemory
+from spmd_rl.distributed.gather import gather
+from spmd_rl.platforms import current
 
 
 @record
@@ -19,7 +20,8 @@ def main(go: Path) -> None:
     world = worlds.start(current("cpu"), 60)
     total = torch.tensor([float(world.rank + 1)])
     dist.all_reduce(total)
-    reads = PeerMemory(world.rank, world.size, world.control).any
+    control = {"group": world.control}
+    reads = current().peer_memory(world.rank, partial(gather, **control), partial(dist.barrier, **control)).any
     print(
         f"sum {total.item():g} of {world.size} ranks, {world.ranks_per_node} a node, reads peers: {reads}", flush=True
     )

@@ -10,7 +10,7 @@ def main() -> None:
 
     from spmd_rl.distributed import world as worlds
     from spmd_rl.distributed.exchange import exchange
-    from spmd_rl.platforms.platform import current
+    from spmd_rl.platforms import current
 
     world = worlds.start(current("cpu"), 60)
     # rank r sends r + 2 * s numbers to rank s, and nothing where that is 3

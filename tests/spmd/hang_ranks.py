@@ -18,7 +18,7 @@ from spmd_rl.distributed import world as worlds
 from spmd_rl.distributed.commands import ControlChannel
 from spmd_rl.distributed.status import doing, set_status
 from spmd_rl.health.watchdog import Watchdog, reporting_timeouts
-from spmd_rl.platforms.platform import current
+from spmd_rl.platforms import current
 from spmd_rl.rewards.grade import RewardSample
 from spmd_rl.rewards.grading.pool import GraderPool
 

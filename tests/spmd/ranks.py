@@ -43,13 +43,12 @@ def report(rank: int, value: dict) -> None:
 def ready(*libraries: str) -> Any:
     """In a rank, before it imports them: the CPU platform, its environment set and the libraries' patches applied."""
     from spmd_rl.patches.patch import apply_all
-    from spmd_rl.platforms.platform import current
+    from spmd_rl.platforms import current
 
     platform = current("cpu")
-    for name, value in platform.environment.items():
-        os.environ.setdefault(name, value)
+    platform.set_environment()
     patches = [importlib.import_module(f"spmd_rl.patches.{library}").PATCHES for library in libraries]
-    apply_all([patch for some in patches for patch in some], platform.name)
+    apply_all([patch for some in patches for patch in some], platform.patches)
     return platform
 
 

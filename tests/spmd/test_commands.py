@@ -13,7 +13,7 @@ import os, sys, time
 sys.path.insert(0, {root!r})
 from spmd_rl.distributed import world as worlds
 from spmd_rl.distributed.commands import Commands, MissingRanks
-from spmd_rl.platforms.platform import current
+from spmd_rl.platforms import current
 
 world = worlds.start(current("cpu"), 60)
 commands = Commands(world, 2.0)

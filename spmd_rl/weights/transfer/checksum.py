@@ -12,7 +12,8 @@ A check reads all weights twice, which can cost as much as moving them. So a che
 looks at every box, in the small ones at all rows and in the large ones at every TURNS-th row, another one each turn.
 What goes wrong with a box as a whole (stale, misplaced, mixed up) is seen at once, one wrong row within TURNS checks.
 
-The same sums are computed in two ways: in a CPU's memory by one compiled loop (row_sums.py), elsewhere by torch.
+The same sums are computed in two ways: in a CPU's memory by one compiled loop (platforms/cpu_row_sums.py), elsewhere by
+torch.
 """
 
 import math
@@ -24,10 +25,9 @@ import torch
 import torch.distributed as dist
 
 from spmd_rl.distributed.gather import gather
+from spmd_rl.platforms import current
 from spmd_rl.weights.transfer.boxes import Box, Index, Piece, Shard, contains, intersect
-from spmd_rl.weights.transfer.checksum_kernel import compiled
 
-_COMPILED_FOR = ("cpu",)
 # Elements that torch multiplies at once: few large kernels, but small beside a device's memory.
 _ELEMENTS = 1 << 25
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
@@ -190,16 +190,17 @@ class _Band:
         """Write the boxes' checksums to their places in `values` [checksums of the shard] int64, on the same device."""
         assert tensor.shape == self._shape, f"{tuple(tensor.shape)} is not {self._shape}"
         read = (self._ends[-1], 0, 0) if turn is None else (self._ends[0], *self._ends[turn % TURNS : turn % TURNS + 2])
-        if tensor.device.type in _COMPILED_FOR:
+        row_sums = current().row_sums
+        if row_sums is not None:
             tensor = tensor.contiguous()
             sums = values.data_ptr() + 8 * self._slots.start
-            compiled(tensor.element_size())(tensor.data_ptr(), *self._described, sums, *read)
+            row_sums(tensor.element_size())(tensor.data_ptr(), *self._described, sums, *read)
         else:
             self._update_by_torch(tensor, read, values[self._slots])
 
     @torch.no_grad()
     def _update_by_torch(self, tensor: torch.Tensor, read: tuple[int, int, int], sums: torch.Tensor) -> None:
-        """As row_sums.row_sums, on any device, in few large kernels."""
+        """Do what row_sums of platforms/cpu_row_sums.py does, on any device, in few large kernels."""
         if tensor.device not in self._arrays:
             self._arrays[tensor.device] = tuple(part.to(tensor.device) for part in self._arrays[torch.device("cpu")])
         rows, weights, boxes, columns = self._arrays[tensor.device]

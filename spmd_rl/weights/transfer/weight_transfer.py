@@ -3,15 +3,20 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
 from spmd_rl.distributed.gather import gather
 from spmd_rl.distributed.status import set_status
+from spmd_rl.platforms import current
 from spmd_rl.weights.transfer.boxes import Box, Piece, Shard, contains, view
-from spmd_rl.weights.transfer.peer_memory import PeerMemory
 from spmd_rl.weights.transfer.transfer_plan import Copy, Message, Part, Plan, Round
+
+if TYPE_CHECKING:
+    from spmd_rl.platforms.cpu_peer_memory import PeerMemory
 
 Tensors = Mapping[str, torch.Tensor]
 Writer = Callable[[str, torch.Tensor], None]
@@ -144,7 +149,7 @@ class WeightTransfer:
         lent = {name for name, own in self._same.items() if lend is not None and lend(name, read[own])}
         network_bytes = local_bytes = 0
         rounds = self.plan.rounds
-        memory = self._reachable(device)
+        memory = self._reachable()
         if memory is not None:
             memory.publish(read)
         ahead = self._begin(rounds[0], read, dtypes, device) if rounds else None
@@ -196,15 +201,17 @@ class WeightTransfer:
                 flat.copy_(source)
         return _Flight(incoming, outgoing, self._post(incoming, outgoing))
 
-    def _reachable(self, device: torch.device) -> PeerMemory | None:
-        """The memory of the other ranks, if any can read any other's; a collective in the first call."""
-        if self.sources is None or device.type != "cpu" or self.plan.world == 1:
+    def _reachable(self) -> "PeerMemory | None":
+        """Return the memory of the other ranks, if any can read any other's; a collective in the first call."""
+        peer_memory = current().peer_memory
+        if self.sources is None or peer_memory is None or self.plan.world == 1:
             return None
         if self._memory is None:
-            self._memory = PeerMemory(self.plan.rank, self.plan.world, self.control)
+            control = {"group": self.control}
+            self._memory = peer_memory(self.plan.rank, partial(gather, **control), partial(dist.barrier, **control))
         return self._memory if self._memory.any else None
 
-    def _fetch(self, memory: PeerMemory, message: Message, target: "Tensors | _Staging") -> int:
+    def _fetch(self, memory: "PeerMemory", message: Message, target: "Tensors | _Staging") -> int:
         """Read a message's parts where the peer holds them; returns their bytes."""
         parts = []
         for part in message.parts:

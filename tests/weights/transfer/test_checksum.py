@@ -1,4 +1,5 @@
 from contextlib import nullcontext
+from dataclasses import replace
 from unittest.mock import patch
 
 import pytest
@@ -7,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spmd_rl.distributed.layout import RolloutLayout, TrainLayout
+from spmd_rl.platforms.cpu import CPU
 from spmd_rl.weights.families import megatron_shard, vllm_shard
 from spmd_rl.weights.transfer.boxes import Box, Piece, Shard, common_boxes, split, whole
 from spmd_rl.weights.transfer.checksum import TURNS, Checksums, piece_checksum, shard_checksums, verify
@@ -136,7 +138,7 @@ def test_padding_takes_no_part():
 
 def by_torch():
     """As on an accelerator, whose memory the compiled loop cannot read."""
-    return patch("spmd_rl.weights.transfer.checksum._COMPILED_FOR", ())
+    return patch("spmd_rl.weights.transfer.checksum.current", lambda: replace(CPU, row_sums=None))
 
 
 WAYS = (nullcontext, by_torch)

@@ -7,6 +7,7 @@ import pytest
 
 from spmd_rl.models.model_shape import read_model_shape
 from spmd_rl.platforms.cpu import CPU
+from spmd_rl.platforms.cuda import CUDA
 from spmd_rl.rollout.options import model_options
 
 CONFIG = {
@@ -29,7 +30,6 @@ CONFIG = {
     "v_head_dim": 32,
     "eos_token_id": 2,
 }
-ELSEWHERE = dataclasses.replace(CPU, name="cuda", engine_options={"enable_sleep_mode": True})
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_other_latents_are_refused_on_a_cpu_by_the_names_of_the_models_fields(sh
     with pytest.raises(ValueError, match=rf"model.path = m: .*{name} = {value}.*kv_lora_rank = 512") as refused:
         model_options("m", shape, 32, CPU)
     assert "another platform" in str(refused.value)
-    assert model_options("m", shape, 32, ELSEWHERE) == {"enable_sleep_mode": True}
+    assert model_options("m", shape, 32, CUDA) == {"enable_sleep_mode": True}
 
 
 def test_other_models_on_a_cpu_have_the_blocks_that_were_asked_for(shape_of):

@@ -1,4 +1,4 @@
-"""Reading the memory of other ranks on the same machine: one copy by the kernel instead of a trip through sockets.
+"""Read the memory of other ranks on the same machine: one copy by the kernel instead of a trip through sockets.
 
 Uses process_vm_readv of Linux. Where it isn't there or not allowed (other systems, some containers), no rank is in
 reach, and messages travel as they do between machines.
@@ -8,15 +8,13 @@ import ctypes
 import math
 import os
 import secrets
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
-from spmd_rl.distributed.gather import gather
-from spmd_rl.weights.transfer.boxes import Index
+Index = tuple[int, ...]
 
 # The kernel takes so many pieces in a call, and somewhat under 2 GiB.
 _PIECES, _CALL_BYTES = 1024, 1 << 30
@@ -37,10 +35,9 @@ class Place(NamedTuple):
 class PeerMemory:
     """The tensors that other ranks of a group have published, for those ranks whose memory can be read."""
 
-    def __init__(self, rank: int, world: int, group: dist.ProcessGroup | None) -> None:
-        """A collective: the ranks find out who can read whom."""
-        self.rank, self._group, self._world = rank, group, world
-        self._pids: list[int] = []
+    def __init__(self, rank: int, gather: Callable[[Any], list[Any]], barrier: Callable[[], None]) -> None:
+        """Find out, in a collective, who can read whom. `gather` returns what each rank of the group passes."""
+        self.rank, self._gather, self._barrier = rank, gather, barrier
         self._places: list[Mapping[str, Place]] = []
         token = np.frombuffer(secrets.token_bytes(16), dtype=np.uint8).copy()
         everyone = self._gather((os.getpid(), token.ctypes.data, token.tobytes()))
@@ -51,25 +48,24 @@ class PeerMemory:
         self._reads: list[list[bool]] = self._gather(mine)
 
     def reaches(self, reader: int, owner: int) -> bool:
-        """Whether `reader` can read `owner`'s memory; all ranks give the same answer."""
+        """Return whether `reader` can read `owner`'s memory; all ranks give the same answer."""
         return self._reads[reader][owner]
 
     @property
     def any(self) -> bool:
-        """Whether any rank can read any other's memory."""
+        """Return whether any rank can read any other's memory."""
         return any(map(any, self._reads))
 
     def publish(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """A collective: say where this rank's tensors lie. They must not change until `release`."""
+        """Say, in a collective, where this rank's tensors lie. They must not change until `release`."""
         everyone = self._gather({name: (t.data_ptr(), t.stride()) for name, t in tensors.items()})
         self._places = [
             {name: Place(address, tuple(strides)) for name, (address, strides) in places.items()} for places in everyone
         ]
 
     def release(self) -> None:
-        """A collective: everybody has read what was wanted."""
-        if self._world > 1:
-            dist.barrier(group=self._group)
+        """Wait, in a collective, until everybody has read what was wanted."""
+        self._barrier()
 
     def read(self, owner: int, parts: Sequence[tuple[str, Index, torch.Tensor]]) -> None:
         """Copy parts of another rank's tensors: (its parameter, first index there, view here that is filled)."""
@@ -117,9 +113,6 @@ class PeerMemory:
         except OSError:
             return False
         return found.tobytes() == said
-
-    def _gather(self, item: object) -> list:
-        return gather(item, self._group) if self._world > 1 else [item]
 
 
 def _runs(view: torch.Tensor, there: int, strides: Index) -> tuple[np.ndarray, int]:

@@ -13,7 +13,7 @@ import numpy as np
 
 @lru_cache
 def compiled(element_bytes: int) -> Callable[..., None]:
-    """The loop for elements of 1, 2 or 4 bytes. It takes numbers and addresses, and trusts them.
+    """Return the loop for elements of 1, 2 or 4 bytes. It takes numbers and addresses, and trusts them.
 
     The first use in a process imports numba and compiles, together in about half a second. No cache on disk: it would
     save half of that, and needs a directory that every rank may write to.

@@ -8,12 +8,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spmd_rl.weights.transfer.peer_memory import PeerMemory, Place, _readv
+from spmd_rl.platforms.cpu_peer_memory import PeerMemory, Place, _readv
 
 
 def myself() -> PeerMemory:
     """A group of one, that treats this process as its neighbour."""
-    memory = PeerMemory(0, 1, None)
+    memory = PeerMemory(0, lambda item: [item], lambda: None)
     memory._pids = [os.getpid()]
     return memory
 
