@@ -224,6 +224,16 @@ def test_loading_a_torch_free_part_loads_nothing_that_imports_torch():
     assert {name: found for name in parts if (found := sorted(loads(name) & with_torch))} == {}
 
 
+def test_a_run_imports_fault_injection_only_when_it_is_asked_to():
+    def rule(path: Path, imported: Import) -> str | None:
+        outside = name_of(path).split(".")[1:2] not in (["testing"], ["verify_resume"])
+        if outside and imported.on_loading and imported.module.startswith("spmd_rl.testing"):
+            return f"{imported.module} is imported on loading"
+        return None
+
+    assert complaints(rule) == []
+
+
 def test_nothing_is_called_utils():
     names = ("utils", "util", "helpers", "common", "misc")
     assert [place for place in PLACE.values() if set(place.removesuffix(".py").split("/")) & set(names)] == []

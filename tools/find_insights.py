@@ -12,8 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
+from spmd_rl.analysis.correction_markers import LANGUAGES
 from spmd_rl.analysis.curves import Curve, as_text
-from spmd_rl.analysis.self_correction import LANGUAGES, Insight, frequency, insight, ranked
+from spmd_rl.analysis.self_correction import Insight, frequency, insight, ranked
 from spmd_rl.data.samples import read_samples
 
 BOLD, PLAIN = "\x1b[1;33m", "\x1b[0m"

@@ -2,21 +2,19 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from spmd_rl.analysis.curves import (
     CAUSE,
-    CORRECTED,
     OTHER,
-    TRAINING_ACCURACY,
     Run,
     labels,
     phase_seconds,
     smoothed,
     smoothing_window,
 )
+from spmd_rl.analysis.panels import Panel, topics
 
 # Okabe and Ito's colours (https://jfly.uni-koeln.de/color/), which colour-blind people tell apart, yellow left out: it
 # is faint on white. Lines differ in their dashes too.
@@ -36,20 +34,6 @@ FEW = 40
 """Up to so many steps every one is a bar of its own."""
 
 
-@dataclass(frozen=True)
-class Panel:
-    """One set of axes: the first of `names` that a run measured."""
-
-    title: str
-    unit: str
-    names: tuple[str, ...]
-    fraction: bool = False
-    """From 0 to 1, shown in percent."""
-    from_zero: bool = False
-    spread: tuple[str, ...] = ()
-    """Minimum and maximum, shaded where only one run is shown."""
-
-
 def draw_all(runs: Sequence[Run], directory: Path) -> tuple[dict[str, str], list[str]]:
     """Write a PNG for each topic that any of the runs measured: (file -> caption), and what there is to know.
 
@@ -61,7 +45,7 @@ def draw_all(runs: Sequence[Run], directory: Path) -> tuple[dict[str, str], list
     drawn: dict[str, str] = {}
     jobs: list[tuple[str, str, Callable[[], Any]]] = [
         (file, caption, lambda panels=panels: _lines(pyplot, runs, names, panels, notes))
-        for file, caption, panels in _topics(runs)
+        for file, caption, panels in topics(runs)
     ]
     jobs.append(("time.png", "Time per phase", lambda: _times(pyplot, runs, names)))
     jobs.append(("causes.png", "Why samples got their reward", lambda: _causes(pyplot, runs, names, notes)))
@@ -75,81 +59,6 @@ def draw_all(runs: Sequence[Run], directory: Path) -> tuple[dict[str, str], list
     if not drawn:
         raise ValueError(f"{', '.join(names)}: no metric that there is a picture of; has a step ended yet?")
     return drawn, notes
-
-
-def _topics(runs: Sequence[Run]) -> list[tuple[str, str, list[Panel]]]:
-    def union(prefix: str, suffix: str = "") -> list[str]:
-        return list(dict.fromkeys(name for run in runs for name in run.measured(prefix, suffix)))
-
-    rules = [name for loop in ("grpo", "ppo") for name in union(f"{loop}/", "_rewards/mean")]
-    rule_panels = [Panel(f"Rule {name.split('/')[1].removesuffix('_rewards')}", "score", (name,)) for name in rules]
-    evaluations = [n for n in union("eval/") if n.endswith("/accuracy") or "pass_at" in n or "pass@" in n]
-    return [
-        (
-            "loss.png",
-            "Loss",
-            [
-                Panel("Policy-gradient loss", "loss", ("actor/pg_loss",)),
-                Panel("Value loss", "loss", ("critic/vf_loss",)),
-                Panel("Gradient norm before clipping", "norm", ("grad_norm",), from_zero=True),
-            ],
-        ),
-        (
-            "reward.png",
-            "Reward",
-            [
-                Panel("Reward, mean of a step's samples", "reward", ("grpo/rewards/mean", "ppo/rewards/mean")),
-                *(rule_panels if len(rules) > 1 else []),
-                Panel("Correct samples while training", "samples", (TRAINING_ACCURACY,), fraction=True),
-            ],
-        ),
-        (
-            "response_length.png",
-            "Response length",
-            [
-                Panel(
-                    "Response length",
-                    "tokens",
-                    ("response_length/mean",),
-                    from_zero=True,
-                    spread=("response_length/min", "response_length/max"),
-                ),
-                Panel("Cut off at the limit", "samples", ("rollout/truncated_fraction",), fraction=True),
-            ],
-        ),
-        (
-            "kl.png",
-            "KL divergence",
-            [
-                Panel("KL to the reference model", "nats per token", ("actor/kl_loss",), from_zero=True),
-                Panel("KL to the policy before the update", "nats per token", ("actor/ppo_kl",)),
-                Panel(
-                    "Difference of vLLM's and Megatron's log-probabilities",
-                    "nats",
-                    ("correction/logprob_gap_mean",),
-                    from_zero=True,
-                ),
-            ],
-        ),
-        (
-            "entropy.png",
-            "Entropy",
-            [Panel("Entropy of the policy", "nats per token", ("actor/entropy",), from_zero=True)],
-        ),
-        (
-            "evaluation.png",
-            "Evaluation",
-            [
-                Panel(f"Held-out {' '.join(n.split('/')[1:])}".replace("_", " "), "problems", (n,), fraction=True)
-                for n in evaluations
-            ],
-        ),
-        (
-            "self_correction.png",
-            "Samples that correct themselves",
-            [Panel("Written samples with a marker of self-correction", "samples", (CORRECTED,), fraction=True)],
-        ),
-    ]
 
 
 def _pyplot() -> Any:

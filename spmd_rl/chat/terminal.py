@@ -1,4 +1,4 @@
-"""Where a conversation is typed and read: a terminal, or a pipe."""
+"""Read and write a conversation on a terminal, or through a pipe."""
 
 import atexit
 import contextlib
@@ -8,31 +8,10 @@ import sys
 import termios
 import threading
 from collections.abc import Iterator
-from typing import Protocol
 
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 _NO_KEY = b"\0"
 _CTRL_C = b"\x03"
-
-
-class Terminal(Protocol):
-    """What the conversation needs of it."""
-
-    def ask(self) -> str | None:
-        """The next line; None: there will be none."""
-
-    def say(self, text: str, thought: bool = False) -> None:
-        """A piece of an answer."""
-
-    def note(self, text: str) -> None:
-        """A line about the conversation, which is no part of it."""
-
-    def answering(self) -> contextlib.AbstractContextManager[None]:
-        """While an answer is being given."""
-
-    @property
-    def interrupted(self) -> bool:
-        """Whether the answer that is being given is to end."""
 
 
 class Pipe:
@@ -42,18 +21,22 @@ class Pipe:
         self._stop, self._busy = threading.Event(), False
 
     def ask(self) -> str | None:
+        """Return the next line; None: there will be none."""
         line = sys.stdin.readline()
         return line.rstrip("\n") if line else None
 
     def say(self, text: str, thought: bool = False) -> None:
+        """Write a piece of an answer."""
         sys.stdout.write(text)
         sys.stdout.flush()
 
     def note(self, text: str) -> None:
+        """Write a line about the conversation, which is no part of it."""
         print(text, flush=True)
 
     @contextlib.contextmanager
     def answering(self) -> Iterator[None]:
+        """Let `interrupted` be asked for inside."""
         self._stop.clear()
         self._busy = True
         try:
@@ -63,6 +46,7 @@ class Pipe:
 
     @property
     def interrupted(self) -> bool:
+        """The answer that is being given is to end."""
         return self._stop.is_set()
 
     def interrupt(self) -> bool:
@@ -90,7 +74,7 @@ class Tty(Pipe):
             readline.parse_and_bind(r'"\C-c": kill-whole-line')
 
     def close(self) -> None:
-        """As it was before."""
+        """Leave the terminal as it was before."""
         termios.tcsetattr(self._keys, termios.TCSANOW, self._before)
         sys.stdout.write(PLAIN)
         sys.stdout.flush()
@@ -109,7 +93,7 @@ class Tty(Pipe):
 
     @contextlib.contextmanager
     def answering(self) -> Iterator[None]:
-        """Keys are read one by one and not shown."""
+        """Read keys one by one, and show none."""
         settings = termios.tcgetattr(self._keys)
         busy = termios.tcgetattr(self._keys)
         busy[3] &= ~(termios.ICANON | termios.ECHO)
@@ -132,5 +116,5 @@ class Tty(Pipe):
 
 
 def terminal() -> Pipe:
-    """A terminal where both ends are one, else a pipe."""
+    """Return a terminal where both ends are one, else a pipe."""
     return Tty() if sys.stdin.isatty() and sys.stdout.isatty() else Pipe()

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spmd_rl.analysis.self_correction import WEIGHTS, find_markers, frequency, insight, ranked, thinking
+from spmd_rl.analysis.correction_markers import WEIGHTS, find_markers
+from spmd_rl.analysis.self_correction import frequency, insight, ranked, thinking
 
 CORRECTS = """
 admits     | en | 12 + 3 = 14. That's wrong.
