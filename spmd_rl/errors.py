@@ -2,7 +2,7 @@
 
 
 class ConfigError(ValueError):
-    """What a user asked for cannot be done; the message holds every problem, one a line."""
+    """A user's settings cannot be used; the message holds every problem, one a line."""
 
     def __init__(self, problems: list[str] | str):
         self.problems = [problems] if isinstance(problems, str) else list(problems)

@@ -1,4 +1,4 @@
-"""Whether two runs were the same: metrics, samples, evaluations and final weights, bit for bit; no torch."""
+"""Compare two runs bit for bit: metrics, samples, evaluations and final weights; no torch."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -23,7 +23,7 @@ Everything = range(0, 1 << 62)
 
 @dataclass
 class Compared:
-    """What was compared, and the first thing that differs, with both values; None: all was bit-identical."""
+    """Numbers of things compared, and the first that differs, with both values; None: all was bit-identical."""
 
     difference: str | None = None
     parameters: int = 0

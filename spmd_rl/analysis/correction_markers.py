@@ -7,7 +7,7 @@ from typing import Literal
 
 LANGUAGES = ("en", "zh")
 WEIGHTS = {"admits": 3.0, "redoes": 2.0, "checks": 1.0, "hesitates": 1.0}
-"""How much a kind of marker says. admits: something was wrong; redoes: begins again; checks; hesitates: wait, hmm."""
+"""Weight of a kind of marker. admits: something was wrong; redoes: begins again; checks; hesitates: wait, hmm."""
 QUOTED = {"en": 10, "zh": 4}
 """A marker is quoted when the prompt has it too, with so many characters around it being the same."""
 

@@ -45,7 +45,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Run:
-    """What a run left behind."""
+    """Metrics and settings of a run."""
 
     name: str
     rows: list[dict[str, float | None]]

@@ -11,7 +11,7 @@ from spmd_rl.analysis.correction_markers import LANGUAGES, WEIGHTS, Marker, find
 SAME_KIND = 3
 """Further markers of a kind count half, and no more than this many in all: a model in a loop has no insights."""
 CHANGED, CORRECT = 2.0, 2.0
-"""What it adds that the answer stated before the last marker was given up, and that the final answer is correct."""
+"""Added where the answer stated before the last marker was given up, and where the final answer is correct."""
 AROUND = 140
 """Characters of an excerpt on either side of its marker."""
 
@@ -47,11 +47,11 @@ class Insight:
     changed: bool
     strength: float
     excerpt: tuple[str, str, str]
-    """What comes before the strongest marker, the marker, what follows."""
+    """Text before the strongest marker, the marker, text after it."""
 
 
 def thinking(response: str, prompt: str = "") -> list[tuple[int, int]]:
-    """Where a response thinks: (start, end) of its <think> blocks, without the tags; none when it has none.
+    """Return (start, end) of a response's <think> blocks, without the tags; none when it has none.
 
     A block may be open at the end (cut off), and at the start when the template's prompt opened it.
     """

@@ -19,7 +19,7 @@ _WHOLE = ("top_k", "max_tokens", "seed")
 
 @dataclass
 class Conversation:
-    """What was said, and how answers are drawn."""
+    """Messages so far, and the sampling of the next answer."""
 
     sampling: SamplingParams
     seed: int

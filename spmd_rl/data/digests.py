@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 UNREADABLE = "can't be read"
-"""What a digest begins with that there is none of."""
+"""Begins in place of the digest of a file that can't be read."""
 # Below what glibc maps by itself. Once a larger block is freed, blocks of that size come from the heap, which grew by
 # 0.2 MB a step of a tiny run.
 _CHUNK = 1 << 16

@@ -1,4 +1,4 @@
-"""How a reward model reads a sample: as the policy's own token ids, or as a conversation in its own words."""
+"""A sample as a reward model reads it: as the policy's own token ids, or as a conversation in its own template."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ class Reader:
     vocabulary: int
     """Rows of the model's embedding."""
     tail: tuple[int, ...] = ()
-    """What its chat template writes after a response: the end of the turn, and what follows that."""
+    """Tokens that its chat template writes after a response: the end of the turn, and what follows that."""
 
     def described(self) -> str:
         """For the log: what it reads, and at which token it is asked for its score."""
@@ -74,7 +74,7 @@ def make_reader(
     vocabulary: int,
     prompts: Sequence[Prompt],
 ) -> Reader:
-    """How a reward model with the tokenizer `own` reads the `prompts` that the tokenizer `policy` made, and responses.
+    """Choose how a reward model with the tokenizer `own` reads `prompts` of the tokenizer `policy`, and responses.
 
     `knob`: the model's section, for messages. Raises ValueError when it can't read them so.
     """
@@ -98,7 +98,7 @@ def make_reader(
 
 
 def _spells_alike(tokenizer: Any, prompts: Sequence[Prompt], knob: str) -> bool:
-    """Whether the chat template of a tokenizer makes the prompts' own token ids; asked of some prompts of all parts."""
+    """Return True where a tokenizer's chat template makes the prompts' own token ids; some of all parts are tried."""
     some = prompts[:: max(1, len(prompts) // _ASKED)]
     if not tokenizer.chat_template:
         return not any(prompt.messages for prompt in some)

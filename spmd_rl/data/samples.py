@@ -1,4 +1,4 @@
-"""What is kept of a sample for people to read: lines of runs/<name>/samples/step_*.jsonl."""
+"""Samples as they are kept for people to read: lines of runs/<name>/samples/step_*.jsonl."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""How tokens are drawn: rank 0 says it, every engine does it."""
+"""Settings of drawing tokens: rank 0 sends them, every engine uses them."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -8,7 +8,7 @@ from spmd_rl.config.config import RolloutConfig
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How tokens are drawn; the same for all requests of a rollout."""
+    """Settings of drawing tokens; the same for all requests of a rollout."""
 
     temperature: float
     """0: greedy."""

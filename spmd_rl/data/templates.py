@@ -1,4 +1,4 @@
-"""How a prompt is spelled: the tokenizer's own chat template, a named one, or none."""
+"""Templates of prompts: the tokenizer's own chat template, a named one, or none."""
 
 from dataclasses import dataclass
 from pathlib import Path

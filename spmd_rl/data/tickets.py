@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Ticket:
-    """What rank 0 knows of one sample: whose group it is in, how long it is, why it ended."""
+    """One sample as rank 0 knows it: its group, its lengths, why it ended."""
 
     id: int
     """group * samples_per_prompt + the sample's number in it; unique within the step."""

@@ -50,7 +50,7 @@ def render_text(
     template: str | None = None,
     enable_thinking: bool | None = None,
 ) -> list[str]:
-    """What the chat template makes of each conversation, as text. template: Jinja in place of the tokenizer's own."""
+    """Render each conversation as text by the chat template. template: Jinja in place of the tokenizer's own."""
     if not conversations:
         return []
     chosen = spelling(tokenizer, template, enable_thinking)
@@ -58,7 +58,7 @@ def render_text(
 
 
 def spelling(tokenizer: Any, template: str | None, enable_thinking: bool | None) -> dict[str, Any]:
-    """What a chat template is called with; ValueError where there is none, or where it does not know the setting."""
+    """Return a chat template's arguments; ValueError where there is none, or where it does not know the setting."""
     spelled = chat_template(tokenizer) if template is None else template
     if not spelled:
         raise ValueError(
@@ -95,12 +95,12 @@ def render_finished(tokenizer: Any, conversations: Sequence[Sequence[Message]]) 
 
 
 def render_finished_text(tokenizer: Any, conversations: Sequence[Sequence[Message]]) -> list[str]:
-    """What the chat template makes of conversations that end with the assistant's answer, as text."""
+    """Render conversations that end with the assistant's answer as text by the chat template."""
     return tokenizer.apply_chat_template(list(conversations), tokenize=False, add_generation_prompt=False)
 
 
 def same_tokens(one: Any, other: Any) -> bool:
-    """Whether two tokenizers give every text the same ids."""
+    """Return True where two tokenizers give every text the same ids."""
     backends = [getattr(tokenizer, "backend_tokenizer", None) for tokenizer in (one, other)]
     if None in backends:
         return type(one) is type(other) and one.get_vocab() == other.get_vocab()

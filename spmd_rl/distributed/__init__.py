@@ -1,1 +1,1 @@
-"""Who is where, how rank 0 speaks to all, and how samples travel from rank to rank."""
+"""Ranks and their layout, rank 0's verbs to all, and samples on their way from rank to rank."""

@@ -1,10 +1,10 @@
-"""What torchrun tells a process, readable before torch is imported."""
+"""Torchrun's environment variables, read without torch."""
 
 import os
 
 
 def size_from_environment() -> int:
-    """How many ranks torchrun started; 1 without torchrun."""
+    """Return the number of ranks that torchrun started; 1 without torchrun."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
@@ -19,5 +19,5 @@ def local_rank_from_environment() -> int:
 
 
 def restarts_from_environment() -> int:
-    """How often torchrun has started the ranks again since its own start; 0 without torchrun."""
+    """Return how often torchrun has started the ranks again since its own start; 0 without torchrun."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 
 def gather(item: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
-    """What each rank passes, in the group's order. A collective; without a process group it is the item alone.
+    """Gather what each rank passes, in the group's order. A collective; without a process group it is the item alone.
 
     `item`: numbers, texts, bytes, None, and lists, tuples and mappings of them; tuples come back as lists.
     """

@@ -8,7 +8,7 @@ from spmd_rl.config.config import ParallelConfig, RolloutConfig
 
 @dataclass(frozen=True, slots=True)
 class TrainCoords:
-    """Where a rank stands in the training layout."""
+    """A rank's coordinates in the training layout."""
 
     tensor: int
     context: int

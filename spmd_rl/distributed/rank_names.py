@@ -1,4 +1,4 @@
-"""How ranks are called where people read of them."""
+"""Names of ranks for people to read."""
 
 from collections.abc import Iterable
 

@@ -1,4 +1,4 @@
-"""Where the ranks of one attempt find each other: a part of the launcher's key-value store that no other attempt uses.
+"""Meet the ranks of one attempt in a part of the launcher's key-value store that no other attempt uses.
 
 torchrun keeps one store while it restarts the ranks, with all that they had written. Process groups would read there
 the addresses of ranks that are gone, so the ranks first agree on a word of their own.

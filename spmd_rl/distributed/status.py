@@ -1,4 +1,4 @@
-"""What this process is at: step, phase, verb, and what of it. What watches a run, or disturbs it, asks here."""
+"""This process' status: step, phase, verb, and the part of it. The watchdog and fault injection read it here."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -9,13 +9,13 @@ from typing import Any
 from spmd_rl.config.names import Phase
 
 WAITS = "waits for "
-"""How the `doing` of a rank begins that only waits for others at the control group."""
+"""Begins the `doing` of a rank that only waits for others at the control group."""
 IDLE = "waits for a person"
 
 
 @dataclass(frozen=True)
 class RankStatus:
-    """Where a rank is in the story."""
+    """A rank's place in the run."""
 
     step: int = 0
     """Counted from 1, as rank 0 tells it; 0 before the first."""
@@ -24,7 +24,7 @@ class RankStatus:
     verb: str = ""
     """Empty between two verbs."""
     doing: str = ""
-    """What of it: a bucket, a request, a sample, whom it waits for."""
+    """Its part of the verb: a bucket, a request, a sample, whom it waits for."""
     since: float = field(default_factory=time.monotonic)
     """time.monotonic() when it came here."""
 
@@ -36,7 +36,7 @@ _listeners: list[StatusListener] = []
 
 
 def current_status() -> RankStatus:
-    """Where this rank is."""
+    """Return this rank's status."""
     return _status
 
 

@@ -21,7 +21,7 @@ _BEGUN = "spmd_rl/begun"
 
 @dataclass(frozen=True)
 class World:
-    """What one rank knows of the others."""
+    """The ranks of this run as one of them knows them."""
 
     rank: int
     size: int
@@ -35,7 +35,7 @@ class World:
     """The launcher's key-value store, the part of these ranks: it outlives each of them."""
 
     def begun(self) -> bool:
-        """Whether an earlier attempt of this launch has called `begin`: torchrun has started the ranks again."""
+        """Return True where an earlier attempt of this launch has called `begin`: torchrun restarted the ranks."""
         return of_all_attempts(self.store).check([_BEGUN])
 
     def begin(self) -> None:

@@ -1,1 +1,1 @@
-"""What would stop or slow a run, found before it starts: each check is a function that returns findings."""
+"""Find what would stop or slow a run before it starts: each check is a function that returns findings."""

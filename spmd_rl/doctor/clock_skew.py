@@ -1,4 +1,4 @@
-"""How far the clocks of two nodes are apart."""
+"""Measure how far the clocks of two nodes are apart."""
 
 from spmd_rl.doctor.finding import Finding
 

@@ -1,4 +1,4 @@
-"""What one check found, and how a person and a program read it."""
+"""Findings of checks, as a person and a program read them."""
 
 import json
 import textwrap
@@ -33,7 +33,7 @@ def status(findings: Iterable[Finding]) -> int:
 
 
 def merged(findings: Iterable[Finding]) -> list[Finding]:
-    """What several nodes say in the same words becomes one row."""
+    """Join findings of several nodes that differ in nothing else into one row."""
     places: dict[Finding, list[str]] = {}
     for finding in findings:
         places.setdefault(replace(finding, where=""), []).append(finding.where)

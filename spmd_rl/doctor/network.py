@@ -86,7 +86,7 @@ def _selects(named: str, interface: str) -> bool:
 
 
 def port_finding(name: str, address: str, port: int) -> Finding:
-    """Whether a port of this machine can be listened on."""
+    """Check that a port of this machine can be listened on."""
     fix = f"set another {name}, the same on every node; `ss -ltnp | grep :{port}` shows who has it"
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:

@@ -43,7 +43,7 @@ class Meeting:
         return found
 
     def share(self, topic: str, facts: Any = None) -> Any:
-        """What node 0 says, on every node."""
+        """Give every node what node 0 passes."""
         if self.node == 0:
             self._store.set(f"{topic}/all", json.dumps(facts))
             return facts

@@ -1,4 +1,4 @@
-"""Whether nodes reach each other's addresses, found out with short connections before a library waits for one."""
+"""Check that nodes reach each other's addresses, with short connections, before a library waits for one."""
 
 import errno
 import socket

@@ -46,7 +46,7 @@ def version_findings(
     version: Callable[[str], str | None] = installed_version,
     root: Path = ROOT,
 ) -> list[Finding]:
-    """Whether what is installed is the set that was tested on this kind of machine."""
+    """Check that what is installed is the set that was tested on this kind of machine."""
     try:
         core, rest = known_set(kind, root)
     except OSError as error:

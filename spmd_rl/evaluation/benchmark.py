@@ -17,7 +17,7 @@ class Benchmark:
 
     name: str
     split: str
-    """Where the ranks keep its prompts."""
+    """The name under which the ranks keep its prompts."""
     questions: int
 
 
@@ -75,7 +75,7 @@ def _line(samples: Sequence[Mapping[str, Any]]) -> Line:
 
 
 def count_votes(lines: Sequence[Line], equal: Equal) -> list[list[dict[str, Any]] | None]:
-    """How often each question got which answer, the most frequent first; answers that the grader calls equal are one.
+    """Count each question's answers, the most frequent first; answers that the grader calls equal are one.
 
     A sample that was cut off, or in which no answer was found, has no vote. All correct answers equal the gold one, and
     so each other, and no wrong one; wrong ones are compared with the first of each other kind. None: the
@@ -110,7 +110,7 @@ def count_votes(lines: Sequence[Line], equal: Equal) -> list[list[dict[str, Any]
 
 
 def measure(lines: Sequence[Line]) -> dict[str, float]:
-    """What the lines come to: accuracy, and with several samples pass@k and majority@k; lengths and fractions."""
+    """Compute the metrics of lines: accuracy, with several samples pass@k and majority@k, lengths and fractions."""
     samples = [sample for line in lines for sample in line["samples"]]
     n = len(lines[0]["samples"])
     # Without rules, which alone judge answers, there is no accuracy.
@@ -170,7 +170,7 @@ class Comparison:
         return mcnemar(len(self.wins), len(self.losses))
 
     def changed(self) -> list[Line]:
-        """What is written of each question that came out differently, in order."""
+        """Return a line for each question that came out differently, in order."""
         verdicts = [(lines, "won") for lines in self.wins] + [(lines, "lost") for lines in self.losses]
         return [
             {
@@ -190,7 +190,7 @@ Asked = list[tuple[int, str, str]]
 
 
 def asked(lines: Sequence[Line]) -> Asked:
-    """What an evaluation was about."""
+    """Name what an evaluation was about."""
     return [(line["index"], line["question"], line["answer"]) for line in lines]
 
 

@@ -1,4 +1,4 @@
-"""What can be said of a model from how often it was right: estimators, intervals and a test, as pure functions."""
+"""Estimators, intervals and a test for how often a model is right, as pure functions."""
 
 import math
 from collections.abc import Sequence

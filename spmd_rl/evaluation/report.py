@@ -1,4 +1,4 @@
-"""What is shown and kept of an evaluation."""
+"""Show and keep an evaluation."""
 
 import json
 import sys
@@ -45,7 +45,7 @@ def progress(what: str, engines: int) -> Iterator[OnProgress]:
 
 
 def result_text(name: str, lines: Sequence[Line], seconds: float, waited_seconds: float) -> str:
-    """What a benchmark came to, for people."""
+    """Describe a benchmark's result for people."""
     metrics, (low, high) = measure(lines), accuracy_interval(lines)
     n = len(lines[0]["samples"])
     tokens = sum(sample["response_tokens"] for line in lines for sample in line["samples"])
@@ -108,7 +108,7 @@ def write_lines(directory: Path, name: str, lines: Sequence[Mapping[str, Any]]) 
 
 
 def write_summary(directory: Path, summary: Mapping[str, Any]) -> None:
-    """What by which the directory is known as an evaluation."""
+    """Write the file by which the directory is known as an evaluation."""
     (directory / SUMMARY).write_text(json.dumps(summary, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

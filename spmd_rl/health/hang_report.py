@@ -15,7 +15,7 @@ MOST_LINES = 16
 _BUSY = 0.5
 """A main thread that uses so much of the time runs; one that uses less waits."""
 _GRADER = "reward "
-"""How `doing` begins while a rank waits for its graders."""
+"""Begins `doing` while a rank waits for its graders."""
 _NUMBERS = re.compile(r"\d+")
 
 

@@ -66,7 +66,7 @@ class Watchdog:
         self._started: set[int] = set()
         """Ranks whose first beat is in the store."""
         self._monitor = LastSeen(Heartbeat(0, -1), now)
-        """What is seen of the rank that monitors the run."""
+        """The rank that monitors the run, as last seen."""
         self._answered = ""
         self._timeout = ""
         """Of an exchange of this rank, not reported yet."""

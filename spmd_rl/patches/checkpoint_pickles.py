@@ -1,4 +1,4 @@
-"""What in a checkpoint is a pickle, read by readers that know what it may name: a pickle could otherwise run anything.
+"""Read a checkpoint's pickles with readers that know what they may name: a pickle could otherwise run anything.
 
 There are three kinds: the index (`.metadata`), and `common.pt` and the byte objects between the tensors, which are
 torch's archives. torch and Megatron-Core read the first and the last without limits.
@@ -70,7 +70,7 @@ def read_index(file: Path) -> Metadata:
 
 
 def read_plain(stream: IO[bytes] | Path, what: str) -> Any:
-    """What torch saved there, if it is tensors and plain values. Raises ValueError that names `what`."""
+    """Return what torch saved there, if it is tensors and plain values. Raises ValueError that names `what`."""
     try:
         with _nothing_else_is_safe():
             return torch.load(stream, map_location="cpu", weights_only=True)

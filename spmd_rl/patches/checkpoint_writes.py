@@ -1,4 +1,4 @@
-"""How Megatron-Core's writing of checkpoints fails: on all ranks alike, and without processes that stay.
+"""Have Megatron-Core's writing of checkpoints fail on all ranks alike, and without processes that stay.
 
 What it lets rank 0 alone write may fail there alone, when a disk is full, and the others would wait for it in the next
 collective. It is remembered here instead, for whoever saves: he asks all ranks.
@@ -15,7 +15,7 @@ from typing import Any
 from spmd_rl.patches.patch import EVERYWHERE, MEGATRON_CORE, Patch
 
 failures: list[Exception] = []
-"""What could not be written by this rank since this was emptied."""
+"""Errors of this rank's writing since this was emptied."""
 
 _SOURCE = "https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/dist_checkpointing"
 
@@ -35,7 +35,7 @@ _LENGTH = struct.Struct("<Q")
 
 
 class _Results:
-    """What a forked writer leaves for the process that forked it: one object, in memory that both share.
+    """Hands one object from a forked writer to the process that forked it, in memory that both share.
 
     A queue's pipe would do for small models only: it holds 64 KiB, and nobody reads it before the writer has ended.
     """

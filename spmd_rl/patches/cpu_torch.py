@@ -72,7 +72,7 @@ def _nothing(*args: Any, **options: Any) -> None:
 
 
 def _cuda() -> types.ModuleType:
-    """What Megatron-Core finds under `torch.cuda` on a CPU."""
+    """Stands in for `torch.cuda` on a CPU, as far as Megatron-Core uses it."""
     cuda = types.ModuleType("torch.cuda")
     random = types.ModuleType("torch.cuda.random")
     random.get_rng_state = cuda.get_rng_state = lambda *args, **options: torch.get_rng_state()

@@ -28,11 +28,11 @@ class Patch:
     """`module:attribute.path`; `package.*:name` for that global of every module of the package that has it."""
     platforms: tuple[str, ...]
     reason: str
-    """What goes wrong without it, in one sentence."""
+    """The fault without it, in one sentence."""
     upstream: str
-    """Where the library's own code or discussion of it stands."""
+    """Link to the library's own code or discussion of it."""
     until: str
-    """What must become true for this patch to go."""
+    """Condition under which this patch may go."""
     make: Callable[[Any], Any]
     """Original attribute (None when the library never bound it) -> replacement."""
 
@@ -49,7 +49,7 @@ class Patch:
         return self.platforms == EVERYWHERE or platform in self.platforms
 
     def concerns(self, module: str) -> bool:
-        """Whether importing `module` is the moment to apply this patch."""
+        """Return True where importing `module` is the moment to apply this patch."""
         if self.module.endswith(".*"):
             return module == self.module[:-2] or module.startswith(self.module[:-1])
         return module == self.module
@@ -102,7 +102,7 @@ class _PatchOnImport(importlib.abc.MetaPathFinder):
 
 
 def unmet_versions(patches: Iterable[Patch]) -> list[str]:
-    """What is wrong with the installed versions, one line a package; empty when every patch fits."""
+    """Return what is wrong with the installed versions, one line a package; empty when every patch fits."""
     problems: dict[str, str] = {}
     for patch in patches:
         try:

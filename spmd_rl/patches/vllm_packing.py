@@ -63,7 +63,7 @@ class PackedExperts:
         self._packed.pop(name, None)
 
     def packed(self, name: str) -> torch.Tensor:
-        """What the kernels read."""
+        """The weights as the kernels read them."""
         return self._packed[name]
 
 
@@ -71,7 +71,7 @@ Packed = PackedLinear | PackedExperts
 
 
 def packed_of(layer: torch.nn.Module) -> Packed | None:
-    """How the weights of a layer are packed; None where they are used as they are."""
+    """Return the packing of a layer's weights; None where they are used as they are."""
     for name in ("cpu_linear", "cpu_experts"):
         packed = getattr(layer, name, None)
         if isinstance(packed, Packed):

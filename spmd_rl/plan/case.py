@@ -11,7 +11,7 @@ from spmd_rl.models.model_shape import ModelShape
 
 @dataclass(frozen=True)
 class Case:
-    """What is asked about."""
+    """The run that is asked about."""
 
     config: Config
     shape: ModelShape

@@ -1,4 +1,4 @@
-"""What one refresh of the engines' weights moves."""
+"""Compute what one refresh of the engines' weights moves."""
 
 import math
 import re
@@ -32,7 +32,7 @@ FIGURES = (
 
 
 def weights(case: Case) -> dict[str, Any]:
-    """What one refresh moves, in figures that JSON can hold; sizes in bytes. Raises ValueError as a run does."""
+    """Return what one refresh moves, in figures that JSON can hold; sizes in bytes. Raises ValueError as a run does."""
     start = time.perf_counter()
     world, size = case.world_size, BYTES[case.config.model.dtype]
     sources = [megatron_shard(case.shape, case.train, rank) for rank in range(world)]
@@ -118,7 +118,7 @@ def _largest(counts: Counter[str]) -> list[tuple[str, int]]:
 
 
 def place(case: Case, rank: int) -> dict[str, Any]:
-    """Where a rank stands in both layouts."""
+    """Describe a rank's coordinates in both layouts."""
     at = case.train.coords(rank)
     places = {"pipeline": at.pipeline, "data": at.data, "tensor": at.tensor}
     if case.shape.experts:

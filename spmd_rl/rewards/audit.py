@@ -123,7 +123,7 @@ def report(
     show: int,
     notes: list[str],
 ) -> list[str]:
-    """What is printed: the table of causes, the means, and the first disagreements."""
+    """Return what is printed: the table of causes, the means, and the first disagreements."""
     lines = [f"{run}: {len(stored)} samples of {len({one.step for one in stored})} steps", *notes]
     lines += [f"  old: {names[0]}", f"  new: {names[1]}", ""]
     lines += [f"{'':24}{'old':>10}{'new':>10}"]

@@ -1,4 +1,4 @@
-"""What goes into a reward rule and what comes out."""
+"""Input and output of a reward rule."""
 
 import math
 import numbers

@@ -41,7 +41,7 @@ class SavedCheckpoint:
     path: Path
 
     def state(self) -> dict[str, Any]:
-        """What rank 0 had written down. Raises ValueError that names the file."""
+        """Return what rank 0 had written down. Raises ValueError that names the file."""
         try:
             found = json.loads((self.path / STATE).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
@@ -57,7 +57,7 @@ class CheckpointStore:
     def __init__(self, directory: Path, config: CheckpointConfig) -> None:
         self.directory, self.config = Path(directory), config
         self.untidy = ""
-        """What could not be tidied up after the last one was complete."""
+        """The error of tidying up after the last one was complete; empty: none."""
 
     def found(self) -> list[SavedCheckpoint]:
         """All complete ones, oldest first."""
@@ -130,7 +130,7 @@ class CheckpointStore:
         _sync_directory(self.directory)
 
     def after(self, step: int) -> list[SavedCheckpoint]:
-        """What is there of later steps, complete or harmed."""
+        """Return what is there of later steps, complete or harmed."""
         return [saved for saved in self._named() if saved.step > step]
 
     def set_aside(self, step: int, target: Path) -> None:
@@ -148,7 +148,7 @@ class CheckpointStore:
         (self.directory / f"{LATEST}.new").unlink(missing_ok=True)
 
     def problems(self, saved: SavedCheckpoint, digests: Digests) -> list[str]:
-        """What is wrong with a checkpoint's files: missing, of another size, or other bytes than were written."""
+        """Check a checkpoint's files: missing, of another size, or other bytes than were written."""
         try:
             files = json.loads((saved.path / FILES).read_text(encoding="utf-8"))
             sizes = {name: int(entry["bytes"]) for name, entry in files.items()}

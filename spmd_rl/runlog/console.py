@@ -1,4 +1,4 @@
-"""What a person sees of a run: one line a step, what is being done right now, a summary at the end."""
+"""Show a run to a person: one line a step, what is being done right now, a summary at the end."""
 
 import sys
 import time
@@ -24,7 +24,7 @@ TIMES = (*((phase, f"timing/{phase}") for phase in (Phase.ROLLOUT, Phase.UPDATE)
 
 
 class Console(Protocol):
-    """Where lines go, and what is shown between them."""
+    """Takes lines, and what is shown between them."""
 
     def line(self, text: str) -> None: ...
 
@@ -137,7 +137,7 @@ def _indented(text: str) -> str:
 
 
 SUMMARY = ("grpo/rewards/mean", "timing/all")
-"""What `summary` reads of the row of a step."""
+"""Metrics that `summary` reads of the row of a step."""
 
 
 def summary(
@@ -145,7 +145,7 @@ def summary(
     evaluations: Sequence[tuple[int, Mapping[str, float]]],
     places: Mapping[str, Path],
 ) -> str:
-    """What the run reached, and where everything lies: `rows` of steps, the first and last `evaluations` as (step,
+    """Sum up what the run reached and where everything lies: `rows` of steps, first and last `evaluations` as (step,
     metrics)."""
     facts: list[tuple[str, str]] = []
     if len(evaluations) > 1:

@@ -1,4 +1,4 @@
-"""Where a run's numbers go: a file, TensorBoard, Weights & Biases."""
+"""Sinks of a run's numbers: a file, TensorBoard, Weights & Biases."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Where a run goes on: found, proved whole and agreed upon by all ranks, before a model is made."""
+"""Find where a run goes on: proved whole and agreed upon by all ranks, before a model is made."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -80,7 +80,7 @@ def _search(config: Config, run_dir: Path, world: World) -> tuple[Resumed | None
 
 
 def _by_this_command(saved: SavedCheckpoint, config: Config, world: World) -> bool:
-    """Whether a checkpoint of the run's directory was saved by a run that was begun as this one is told to begin."""
+    """Return True for a checkpoint saved by a run that was begun as this one is told to begin."""
     try:
         before, now = _settings(saved), settings(config)
     except ValueError:
@@ -102,7 +102,7 @@ def _named(path: Path, digests: Digests, config: Config) -> SavedCheckpoint:
 
 
 def _checked(found: Resumed, config: Config) -> Resumed:
-    """What was found, if this run may go on from it."""
+    """Return what was found, if this run may go on from it."""
     _read(found.saved, "loop", dict)
     before = _settings(found.saved)
     wrong = [] if found.only_weights else refused(before, settings(config), config.checkpoint.resume_allow)
@@ -125,7 +125,7 @@ def _read(saved: SavedCheckpoint, name: str, kind: type) -> Any:
 
 
 def _shared(run_dir: Path, world: World) -> Digests:
-    """How all ranks together compute the digests of a directory's files."""
+    """Return a function with which all ranks together compute the digests of a directory's files."""
 
     def digests(directory: Path, names: Sequence[str]) -> Mapping[str, str]:
         _same_everywhere(f"reads {directory} ({len(names)} files)", run_dir, world)

@@ -51,7 +51,7 @@ class FaultInjector:
         self.hear(current_status())
 
     def attach(self, worker: Any) -> None:
-        """What is inside this rank can be broken from now on."""
+        """Let faults break what is inside this rank from now on."""
         self.worker = worker
         for fault in self._waiting:
             if fault.param and fault.rank == self.rank and not self._pieces(fault):

@@ -17,7 +17,7 @@ class PromptOrder:
     """An endless order of the prompts of some sources; what is saved of it is how many prompts were taken."""
 
     sizes: tuple[int, ...]
-    """How many prompts each source has; they are numbered through, source after source."""
+    """Prompts of each source; they are numbered through, source after source."""
     seed: int
     shuffle: bool
     weights: tuple[float, ...] = (1.0,)
@@ -72,7 +72,7 @@ class PromptOrder:
 
 
 def _counts(bounds: list[Fraction], taken: int) -> list[int]:
-    """How many of `taken` prompts are each source's: its share, rounded so that they add up."""
+    """Split `taken` prompts over the sources: each one's share, rounded so that they add up."""
     ends = [int(bound * taken + Fraction(1, 2)) for bound in bounds]
     return [end - start for start, end in zip(ends, ends[1:], strict=False)]
 

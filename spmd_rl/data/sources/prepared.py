@@ -19,7 +19,7 @@ _VERSION = 1
 
 @dataclass(frozen=True)
 class Spelling:
-    """What token ids depend on beside the text: the tokenizer and the template with its settings."""
+    """Identify all that token ids depend on beside the text: the tokenizer and the template with its settings."""
 
     tokenizer: str
     """Fingerprint."""
@@ -33,7 +33,7 @@ class Spelling:
 
 @dataclass(frozen=True)
 class Expectation:
-    """What a run expects of prepared prompts; None: it does not say."""
+    """A run's expectations of prepared prompts; None: it has none."""
 
     tokenizer: str
     chat_template: str
@@ -64,7 +64,7 @@ def expectation(data: DataConfig, tokenizer: Any) -> Expectation:
 
 
 def is_prepared(source: str) -> bool:
-    """Whether a file was made by tools/preprocess_data.py."""
+    """Return True for a file that tools/preprocess_data.py made."""
     if Path(source).suffix != ".parquet" or not Path(source).is_file():
         return False
     import pyarrow.parquet as pq

@@ -29,7 +29,7 @@ class Prompt:
     token_ids: tuple[int, ...]
     """With the template, as it goes to rollout and to training."""
     text: str
-    """What is asked: the row's prompt, or the last message of a conversation."""
+    """The row's prompt, or the last message of a conversation."""
     answer: str
     row: Row
     """All columns that are kept, for reward rules."""
@@ -51,7 +51,7 @@ class Loaded:
 
 @dataclass(frozen=True)
 class Encoded:
-    """What became of one question."""
+    """The outcome of one question."""
 
     text: str
     """With the template."""
@@ -100,7 +100,7 @@ def _sources(data: DataConfig, split: str) -> dict[str, float]:
 
 
 def with_overrides(dataset: DatasetConfig, data: DataConfig) -> DatasetConfig:
-    """What data.* says of columns comes before what a dataset's file says."""
+    """Put data.*'s columns before those that a dataset's file names."""
     given = {name: getattr(data, name) for name in ("prompt_column", "answer_column", "answer_pattern")}
     return replace(dataset, **{name: value for name, value in given.items() if value is not None})
 

@@ -27,9 +27,9 @@ class Question:
     place: str
     """The same for a person: row and file."""
     content: str | list[Message]
-    """What the template spells: text (plain), or messages."""
+    """Text (plain) or messages, as the template takes it."""
     text: str
-    """What is asked: the row's prompt, or the last message of a conversation."""
+    """The row's prompt, or the last message of a conversation."""
     answer: str
     row: Row
     """Columns for reward rules."""
@@ -37,7 +37,7 @@ class Question:
 
 @dataclass
 class Reading:
-    """What became of the rows of a source."""
+    """The outcome of the rows of a source."""
 
     source: str
     bad: BadRows
@@ -140,7 +140,7 @@ def _arithmetic(dataset: DatasetConfig, data: DataConfig) -> ArithmeticConfig:
 
 
 class _Columns:
-    """How the rows of one source are read."""
+    """The columns of one source, as its rows are read."""
 
     def __init__(self, dataset: DatasetConfig, data: DataConfig, template: Template):
         self.dataset, self.template = dataset, template

@@ -26,7 +26,7 @@ class BadRows:
             self.examples.append(what)
 
     def note(self, source: str) -> list[str]:
-        """What to say about them: nothing, or one line."""
+        """Describe them in one line; empty for none."""
         if not self.count:
             return []
         more = "" if self.count <= len(self.examples) else "; ..."

@@ -67,7 +67,7 @@ def read_arrow(file: Path, bad: BadRows, columns: frozenset[str] | None, notes: 
 
 
 def is_saved_dataset(directory: Path) -> bool:
-    """Whether a directory was written by `datasets.save_to_disk`."""
+    """Return True for a directory that `datasets.save_to_disk` wrote."""
     return (directory / "state.json").is_file() or (directory / "dataset_dict.json").is_file()
 
 
@@ -207,7 +207,7 @@ def _rows(batch: Any, name: str, first: int, bad: BadRows) -> Iterator[Row | Non
 
 
 def _is_plain(kind: Any) -> bool:
-    """Whether its values are what JSON can spell."""
+    """Return True where JSON can spell all values of the type."""
     import pyarrow as pa
 
     if kind.num_fields:

@@ -14,9 +14,9 @@ import msgspec
 from spmd_rl.rewards.grading.grader_process import REPLY, REQUEST, Ready, Setup, frame, kill_group
 
 START_SECONDS = 120.0
-"""What importing the rules may take."""
+"""Limit for importing the rules."""
 _ANSWER_SECONDS = 30.0
-"""What forking a process may take; it takes milliseconds."""
+"""Limit for forking a process; it takes milliseconds."""
 
 _PACKAGE_ROOT = str(Path(__file__).resolve().parents[3])
 

@@ -62,7 +62,7 @@ class GradingResult(msgspec.Struct, array_like=True):
     crash: str | None = None
     """Traceback of a rule that raised."""
     unusable: str | None = None
-    """What is wrong with a return value that is no grade; the run has to stop."""
+    """The fault of a return value that is no grade; the run has to stop."""
     last: bool = False
     """The process ends after this one: it ran out of memory."""
 

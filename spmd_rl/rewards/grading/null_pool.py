@@ -1,4 +1,4 @@
-"""What stands in place of the grader processes when reward models alone decide."""
+"""A pool without grader processes, for runs in which reward models alone decide."""
 
 from spmd_rl.data.tickets import SampleReward
 from spmd_rl.rewards.grade import RewardSample

@@ -16,7 +16,7 @@ from spmd_rl.rewards.math_equality.numbers import Value, number_of, read_number,
 ROUNDED_DIGITS = 4
 """A decimal of so many significant digits stands for the exact value that it is the rounded value of (2.6667: 8/3)."""
 LONGER = 10
-"""What is so many times as long as the gold answer (and 100 characters) is not the answer."""
+"""Text so many times as long as the gold answer (and 100 characters) is not the answer."""
 _LEAF_CHARACTERS = 400
 """Longer texts are not taken apart: their parts would each be given to math-verify."""
 _ITEMS = 40
@@ -24,7 +24,7 @@ _ITEMS = 40
 
 
 def equal(gold: str, found: str) -> bool:
-    """Whether `found` says what `gold` says; both as they were written, in LaTeX or not, with or without delimiters.
+    """Return True where `found` says what `gold` says; both as written, in LaTeX or not, with or without delimiters.
 
     Lists without brackets, and sets, have no order; tuples, intervals and matrices do. A fraction has to be in lowest
     terms where the gold one is (as prm800k has it). Raises nothing; may take for ever, as sympy may.
@@ -375,7 +375,7 @@ def prepare():
 
 
 def parse(text: str) -> list:
-    """What math-verify finds in a text."""
+    """Parse a text with math-verify."""
     return prepare().parse(text, parsing_timeout=None)
 
 

@@ -1,4 +1,4 @@
-"""Where in a response the final answer stands."""
+"""Find the final answer in a response."""
 
 import re
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ SEARCHED_CHARACTERS = 4000
 """The end of a response that is searched when it states no answer; math-verify's patterns are slow on long texts."""
 
 PLACES = ("boxed", "answer:", "answer is", "final")
-"""Where an answer may stand, in the order in which the places are looked at: the last \\boxed{}; after the last
+"""Places of an answer, in the order in which the places are looked at: the last \\boxed{}; after the last
 "Answer:" or "####"; after the last "answer is" (whichever of these two comes later); the last number or formula."""
 
 # A number in prose: not part of a word (x2), and a minus sign after a digit, letter or bracket subtracts.
@@ -53,7 +53,7 @@ class Found:
     place: str | None
     """Which of PLACES it stands in; None for one in `<answer>` tags that is marked in no other way."""
     joined: str | None = None
-    """Where the last box belongs with those before it, `\\boxed{1} and \\boxed{2}`: all of them, with commas."""
+    """Join the last box with those before it that it belongs to, `\\boxed{1} and \\boxed{2}`, with commas."""
 
     @property
     def stated(self) -> bool:
@@ -130,7 +130,7 @@ def _between(text: str) -> str:
 
 
 def _final_statement(text: str, numeric: bool) -> str | None:
-    """What a "final answer is" after the last box says, where a number or formula follows it at once."""
+    """Return what a "final answer is" after the last box says, where a number or formula follows it at once."""
     markers = list(_FINAL.finditer(text))
     if not markers:
         return None
@@ -143,7 +143,7 @@ def _final_statement(text: str, numeric: bool) -> str | None:
 
 
 def final_text(response: str) -> tuple[str, bool]:
-    """What follows `</think>`, and of that what stands in the last `<answer>`; and whether there was one.
+    """Return what follows `</think>`, and of that what stands in the last `<answer>`; and whether there was one.
 
     LaTeX's thousands separators have become commas.
     """
