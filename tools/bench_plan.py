@@ -13,9 +13,9 @@ from typing import TypeVar
 
 from spmd_rl.distributed.layout import RolloutLayout, TrainLayout
 from spmd_rl.models.model_shape import Experts, LatentAttention
+from spmd_rl.plan.refresh_stats import refresh_stats
 from spmd_rl.weights.families import megatron_shard, vllm_shard
-from spmd_rl.weights.transfer.transfer_plan import Planner
-from spmd_rl.weights.transfer.transfer_stats import flow
+from spmd_rl.weights.transfer.transfer_schedule import Schedule
 
 RANKS_PER_NODE = 8
 BUCKET_ELEMENTS = 128 << 20  # 256 MiB in bfloat16
@@ -67,16 +67,16 @@ def bench(name: str) -> None:
     print(f"{name}, {train.world} ranks, buckets of {BUCKET_ELEMENTS >> 20} Mi elements")
     sources = timed("training shards of all ranks", lambda: [megatron_shard(model, train, r) for r in ranks])
     engines = timed("engine shards of all ranks", lambda: [vllm_shard(model, rollout, r) for r in ranks])
-    planner = timed("schedule", lambda: Planner(sources, engines, RANKS_PER_NODE, BUCKET_ELEMENTS))
-    timed("plan of one rank", lambda: planner.plan(0))
-    timed("plans of all ranks, one by one", lambda: [planner.plan(r).received_elements for r in ranks])
-    figures = timed("figures of all ranks", lambda: flow(planner.schedule)).ranks
+    schedule = timed("schedule", lambda: Schedule(sources, engines, RANKS_PER_NODE, BUCKET_ELEMENTS))
+    timed("plan of one rank", lambda: schedule.plan(0))
+    timed("plans of all ranks, one by one", lambda: [len(schedule.plan(r).rounds) for r in ranks])
+    figures, _ = timed("figures of all ranks", lambda: refresh_stats(schedule))
     sent, received = [one.sent for one in figures], [one.received for one in figures]
     nodes = [sum(one.sent_far for one in figures[n : n + RANKS_PER_NODE]) for n in ranks[::RANKS_PER_NODE]]
     for what, values in (("sent by a rank", sent), ("received by a rank", received), ("leaving a node", nodes)):
         print(f"  {what + ', most / mean':<34}{max(values) * len(values) / max(1, sum(values)):8.3f}")
     least = max(sent + received) / BUCKET_ELEMENTS
-    print(f"  {'rounds':<34}{planner.schedule.rounds:8} (full buckets would take {least:.1f})")
+    print(f"  {'rounds':<34}{schedule.rounds:8} (full buckets would take {least:.1f})")
     print(f"  {'ranks that a rank talks to, most':<34}{max(len(a.received_from | a.sent_to) for a in figures):8}")
     print(f"  {'peak memory of the process':<34}{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:8.2f} GiB")
 

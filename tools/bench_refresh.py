@@ -51,7 +51,7 @@ class Bench:
         from spmd_rl.weights.files.hf_reader import load_shard
         from spmd_rl.weights.transfer.boxes import common_boxes
         from spmd_rl.weights.transfer.checksum import Checksums
-        from spmd_rl.weights.transfer.transfer_plan import bucket_of_bytes, plan
+        from spmd_rl.weights.transfer.transfer_schedule import Schedule, bucket_of_bytes
         from spmd_rl.weights.transfer.weight_transfer import WeightTransfer
 
         self.config, self.shape, self.platform, self.world = config, shape, platform, world
@@ -81,13 +81,9 @@ class Bench:
         bucket = config.rollout.refresh_bucket_mib
         bucket_bytes = int(bucket * 2**20) if bucket else platform.bucket_bytes
         self.mover = WeightTransfer(
-            plan(
-                self.sources,
-                self.destinations,
-                rank,
-                world.ranks_per_node,
-                bucket_of_bytes(bucket_bytes, dtype.itemsize),
-            ),
+            Schedule(
+                self.sources, self.destinations, world.ranks_per_node, bucket_of_bytes(bucket_bytes, dtype.itemsize)
+            ).plan(rank),
             self.sources[rank],
             control=world.payload,
             sources=self.sources,
@@ -115,18 +111,18 @@ class Bench:
                 spent["proof, working"] += time.process_time() - worked
 
         self.engine.wake_weights()
-        engine = self.engine.writer()
+        engine = self.engine.weights
         for side in (self.trained, self.rolled_out):
             side.forget(self.turn)
 
         def written(name: str) -> None:
             timed("proof", lambda: self.rolled_out.update(name, engine[name]))
-            timed("engine's packing", lambda: self.engine.written(name))
+            timed("engine's packing", lambda: engine.written(name))
 
         traffic = self.mover.run(self.policy, engine, written)
         timed("proof", lambda: self.trained.update_all(self.policy))
         timed("proof", lambda: verify([self.trained, self.rolled_out], self.world.size, self.world.payload))
-        self.engine.weights_written()
+        self.engine.weights.end()
         self.seconds = spent | {"working": time.process_time() - begun}
         return traffic.network_bytes
 
@@ -134,7 +130,7 @@ class Bench:
         """Every full tensor on every rank, one after the other, through the engine's loader."""
         self.engine.wake_weights()
         received = self.gather.refresh(self.policy, self.engine)
-        self.engine.weights_written()
+        self.engine.weights.end()
         return received
 
     def copied(self) -> int:
@@ -251,7 +247,7 @@ class GatherEverything:
         """Returns the bytes that this rank received."""
         received = 0
         left = Counter(self.elements)
-        writer = engine.writer()
+        writer = engine.weights
 
         def tensors() -> Iterator[tuple[str, Any]]:
             nonlocal received
@@ -267,7 +263,7 @@ class GatherEverything:
                 for param, elements in self.parts.get(name, {}).items():
                     left[param] -= elements
                     if not left[param]:
-                        engine.written(param)
+                        writer.written(param)
 
         engine._runner.get_model().load_weights(tensors())
         return received

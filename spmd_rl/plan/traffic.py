@@ -7,10 +7,10 @@ from collections import Counter
 from typing import Any
 
 from spmd_rl.plan.case import Case, rollout_words, training_words
+from spmd_rl.plan.refresh_stats import RankStats, refresh_stats
 from spmd_rl.platforms import CLUSTER, record
 from spmd_rl.weights.families import hf_tensors, megatron_shard, vllm_shard
-from spmd_rl.weights.transfer.transfer_plan import Planner, bucket_of_bytes
-from spmd_rl.weights.transfer.transfer_stats import Flow, flow
+from spmd_rl.weights.transfer.transfer_schedule import Schedule, bucket_of_bytes
 
 BYTES = {"float32": 4, "bfloat16": 2}
 LISTED = 5
@@ -40,11 +40,12 @@ def weights(case: Case) -> dict[str, Any]:
     mib, machine = case.config.rollout.refresh_bucket_mib, case.config.run.platform
     # A plan is made elsewhere than where it will run: `auto` means a cluster.
     bucket_bytes = int(mib * 2**20) if mib else record(CLUSTER if machine == "auto" else machine).bucket_bytes
-    planner = Planner(sources, destinations, case.ranks_per_node, bucket_of_bytes(bucket_bytes, size))
-    moved = flow(planner.schedule)
+    schedule = Schedule(sources, destinations, case.ranks_per_node, bucket_of_bytes(bucket_bytes, size))
+    ranks, tensors = refresh_stats(schedule)
     held = {id(shard): shard.elements * size for shard in (*sources, *destinations)}
     by_rank = [
-        _figures(moved, rank, held[id(sources[rank])], held[id(destinations[rank])], size) for rank in range(world)
+        _figures(rank, one, held[id(sources[rank])], held[id(destinations[rank])], size)
+        for rank, one in enumerate(ranks)
     ]
     seconds = time.perf_counter() - start
     return {
@@ -59,20 +60,19 @@ def weights(case: Case) -> dict[str, Any]:
         "fewest_ranks_taken": not case.world_size_given,
         "training": training_words(case),
         "rollout": rollout_words(case),
-        "rounds": planner.schedule.rounds,
+        "rounds": schedule.rounds,
         "bucket_bytes": bucket_bytes,
         "planning_seconds": round(seconds, 3),
-        "network_bytes": moved.tensors.total() * size,
+        "network_bytes": tensors.total() * size,
         "figures": {name: _spread([figures[name] for figures in by_rank]) for _, name in FIGURES},
         "peers": _spread([len(figures["peers"]) for figures in by_rank]),
-        "largest_tensors": _most(moved.tensors, size),
-        "largest_kinds": _kinds(moved.tensors, size),
+        "largest_tensors": _most(tensors, size),
+        "largest_kinds": _kinds(tensors, size),
         "by_rank": by_rank,
     }
 
 
-def _figures(moved: Flow, rank: int, training_bytes: int, engine_bytes: int, size: int) -> dict[str, Any]:
-    one = moved.ranks[rank]
+def _figures(rank: int, one: RankStats, training_bytes: int, engine_bytes: int, size: int) -> dict[str, Any]:
     return {
         "rank": rank,
         "training_bytes": training_bytes,

@@ -1,7 +1,7 @@
 """An in-process vLLM engine of this rank: it never reads a weight from disk, and sleeps while the trainer works."""
 
 import gc
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -76,18 +76,6 @@ class Engine:
     def _runner(self) -> Any:
         return self.llm.llm_engine.model_executor.driver_worker.worker.model_runner
 
-    def parameters(self) -> dict[str, torch.Tensor]:
-        """The engine's parameters by their vLLM names as they are: on a CPU, those that are packed have no values."""
-        return {name: self.weights.plain(name) for name in self.weights}
-
-    def writer(self) -> Mapping[str, torch.Tensor]:
-        """The engine's parameters by their vLLM names, each with room for its values once it is looked up."""
-        return self.weights
-
-    def written(self, name: str) -> None:
-        """This parameter is complete and proved: it is not looked up again in this refresh."""
-        self.weights.written(name)
-
     def sleep(self) -> None:
         """Give the memory of weights and cache back; both are lost."""
         if self.asleep:
@@ -105,14 +93,10 @@ class Engine:
             storage.resize_(0)
 
     def wake_weights(self) -> None:
-        """Begin a refresh: it writes all weights before anything is generated."""
+        """Begin a refresh: it writes all of `weights` before anything is generated."""
         if self.asleep and self.platform.engine_sleeps:
             self.llm.wake_up(tags=["weights"])
         self.weights.begin()
-
-    def weights_written(self) -> None:
-        """The refresh is complete; every parameter was written."""
-        self.weights.end()
 
     def wake_cache(self) -> None:
         """Make room for the cache, which is empty: what it held was computed with other weights."""

@@ -11,7 +11,7 @@ from spmd_rl.training.trainer import Trainer
 from spmd_rl.weights.families import megatron_shard, vllm_shard
 from spmd_rl.weights.transfer.boxes import common_boxes
 from spmd_rl.weights.transfer.checksum import Checksums, verify
-from spmd_rl.weights.transfer.transfer_plan import bucket_of_bytes, plan
+from spmd_rl.weights.transfer.transfer_schedule import Schedule, bucket_of_bytes
 from spmd_rl.weights.transfer.weight_transfer import Traffic, WeightTransfer
 
 
@@ -33,7 +33,7 @@ class DeviceSwitch:
         destinations = [vllm_shard(shape, self.rollout_layout, other) for other in ranks]
         bucket = bucket_of_bytes(self.bucket_bytes, self.trainer.dtype.itemsize)
         self.mover = WeightTransfer(
-            plan(sources, destinations, rank, self.world.ranks_per_node, bucket),
+            Schedule(sources, destinations, self.world.ranks_per_node, bucket).plan(rank),
             sources[rank],
             control=self.world.payload,
             sources=sources,
@@ -52,7 +52,7 @@ class DeviceSwitch:
         self.trainer.gradients.release()
         self.give_back_memory()
         self.engine.wake_weights()
-        policy, engine = self.trainer.parameters(), self.engine.writer()
+        policy, engine = self.trainer.parameters(), self.engine.weights
         # The first refresh is checked to the last element, later ones in turns.
         turn = self.refreshes if self.refreshes else None
         self.refreshes += 1
@@ -61,13 +61,13 @@ class DeviceSwitch:
 
         def written(name: str) -> None:
             self.rolled_out.update(name, engine[name])
-            self.engine.written(name)
+            engine.written(name)
 
         traffic = self.mover.run(policy, engine, written)
         with doing("compares checksums"):
             self.trained.update_all(policy)
             verify([self.trained, self.rolled_out], self.world.size, self.world.payload)
-        self.engine.weights_written()
+        engine.end()
         self.trainer.release()
         self.engine.wake_cache()
         return traffic

@@ -30,8 +30,8 @@ class ServeWorker(BaseWorker):
         self.engine.sleep()
         self.engine.wake_weights()
         with doing(f"loads weights from {model}"):
-            fill_engine(open_source(model, self.shape), self.shard, self.engine.writer(), self.engine.written)
-        self.engine.weights_written()
+            fill_engine(open_source(model, self.shape), self.shard, self.engine.weights, self.engine.weights.written)
+        self.engine.weights.end()
         self.engine.wake_cache()
 
     @verb

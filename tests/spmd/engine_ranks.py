@@ -47,7 +47,7 @@ def _case(case: dict, world, platform) -> dict:
     for model in case["models"]:
         engine.wake_weights()
         found["unlike"] += _write(engine, shard, shape, model)
-        engine.weights_written()
+        engine.weights.end()
         engine.wake_cache()
         found["awake"] = _plain_bytes(engine)
         replica = layout.replica(world.rank)
@@ -69,8 +69,7 @@ def _write(engine, shard, shape, model: str) -> list[str]:
 
     from spmd_rl.weights.files.hf_reader import load_shard
 
-    writer = engine.writer()
-    parameters = {name: writer[name].zero_() for name in writer}
+    parameters = {name: tensor.zero_() for name, tensor in engine.weights.items()}
     load_shard(model, shard, parameters, shape)
     ours = {name: tensor.clone() for name, tensor in parameters.items()}
     for tensor in parameters.values():
@@ -79,7 +78,7 @@ def _write(engine, shard, shape, model: str) -> list[str]:
     unlike = [name for name, tensor in parameters.items() if not torch.equal(tensor, ours[name])]
     for name, tensor in parameters.items():
         tensor.copy_(ours[name])
-        engine.written(name)
+        engine.weights.written(name)
     return unlike
 
 

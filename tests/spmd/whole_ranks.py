@@ -115,7 +115,8 @@ def _case(given: dict, world, platform) -> dict:
         ranks.stop()
     if given["flip"]:
         found["flipped"] = refresh_with_one_wrong_element(worker, *given["flip"])
-    found["engine"] = {name: list(tensor.shape) for name, tensor in worker.engine.parameters().items()}
+    weights = worker.engine.weights
+    found["engine"] = {name: list(weights.plain(name).shape) for name in weights}
     found["shard"] = {name: list(shape) for name, shape in worker.device_switch.destination.params.items()}
     found["weights"] = hashlib.sha256(
         b"".join(tensor.numpy().tobytes() for _, tensor in sorted(worker.trainer.parameters().items()))

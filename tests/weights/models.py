@@ -171,6 +171,21 @@ def filled(shard: Shard, tensors):
     return params
 
 
+def copied_elements(plan):
+    """Elements that a rank's plan copies on the rank."""
+    return sum(source.elements for step in plan.rounds for source, _ in step.local)
+
+
+def sent_elements(plan):
+    """Elements that a rank's plan sends to other ranks."""
+    return sum(piece.elements for step in plan.rounds for pieces in step.send.values() for piece in pieces)
+
+
+def received_elements(plan):
+    """Elements that a rank's plan receives from other ranks."""
+    return sum(piece.elements for step in plan.rounds for pieces in step.receive.values() for piece in pieces)
+
+
 def megatron_by_hand(shape, tensors, tensor, rank):
     """One rank's layer 0, embedding and head, from whole tensors (reshape, cat, chunk), for one pipeline stage."""
     d, groups = shape.head_dim, shape.kv_heads

@@ -1,4 +1,4 @@
-"""What the two ranks of test_move.py do; a module of its own so that spawned processes can import it."""
+"""Run the two ranks of test_weight_transfer.py; a module of its own so that spawned processes can import it."""
 
 import shutil
 from pathlib import Path
@@ -12,9 +12,9 @@ from spmd_rl.weights.files.export import export_hf
 from spmd_rl.weights.files.hf_reader import load_shard
 from spmd_rl.weights.transfer.boxes import common_boxes
 from spmd_rl.weights.transfer.checksum import Checksums, verify
-from spmd_rl.weights.transfer.transfer_plan import plan
+from spmd_rl.weights.transfer.transfer_schedule import Schedule
 from spmd_rl.weights.transfer.weight_transfer import Traffic, WeightTransfer
-from tests.weights.models import filled, model_shape, random_weights, save_directory
+from tests.weights.models import copied_elements, filled, model_shape, random_weights, received_elements, save_directory
 
 WORLD = 2
 CASES = [((2, 1, 1), 1), ((1, 1, 2), 2), ((1, 2, 1), 2), ((1, 2, 1), 1), ((2, 1, 1), 2)]
@@ -41,11 +41,11 @@ def refresh(rank, shape, tensors, train, engines):
     read, expected = filled(sources[rank], tensors), filled(destinations[rank], tensors)
     boxes = common_boxes([*sources, *destinations])
     for bucket in (40, 1 << 24):
-        mine = plan(sources, destinations, rank, bucket_elements=bucket)
+        mine = Schedule(sources, destinations, bucket_elements=bucket).plan(rank)
         mover = WeightTransfer(mine, sources[rank])
         held = {name: torch.zeros(size) for name, size in destinations[rank].params.items()}
         traffic = mover.run(read, held)
-        assert traffic == Traffic(4 * mine.received_elements, 4 * mine.local_elements)
+        assert traffic == Traffic(4 * received_elements(mine), 4 * copied_elements(mine))
         assert all(torch.equal(held[name], expected[name]) for name in expected)
         near = WeightTransfer(mine, sources[rank], sources=sources)
         again, complete = {name: torch.zeros(size) for name, size in destinations[rank].params.items()}, []
@@ -79,7 +79,7 @@ def mixed_dtypes(rank, shape):
         return {n: t if "norm" in n else t.bfloat16() for n, t in params.items()}
 
     held = {}
-    mover = WeightTransfer(plan(sources, destinations, rank), sources[rank])
+    mover = WeightTransfer(Schedule(sources, destinations).plan(rank), sources[rank])
     mover.run(cast(filled(sources[rank], values)), lambda name, tensor: held.update({name: tensor.clone()}))
     expected = cast(filled(destinations[rank], values))
     assert all(held[n].dtype == expected[n].dtype and torch.equal(held[n], expected[n]) for n in expected)

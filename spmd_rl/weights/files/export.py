@@ -15,7 +15,7 @@ from spmd_rl.weights.families import hf_shard
 from spmd_rl.weights.families.table import Sizes
 from spmd_rl.weights.files.hf_reader import DTYPES, INDEX, SINGLE, check_headers, read_headers
 from spmd_rl.weights.transfer.boxes import NOTHING, Box, Index, Shard, whole
-from spmd_rl.weights.transfer.transfer_plan import BUCKET_ELEMENTS, plan
+from spmd_rl.weights.transfer.transfer_schedule import BUCKET_ELEMENTS, Schedule
 from spmd_rl.weights.transfer.weight_transfer import WeightTransfer
 
 WRITER = 0  # the rank that writes
@@ -68,7 +68,9 @@ def export_hf(
     if shape.tied and "lm_head.weight" in names:
         whole_model = with_head(whole_model)
     destinations = [whole_model if r == WRITER else NOTHING for r in range(len(shards))]
-    mover = WeightTransfer(plan(shards, destinations, rank, 0, bucket_elements), shards[rank], group, device, control)
+    mover = WeightTransfer(
+        Schedule(shards, destinations, 0, bucket_elements).plan(rank), shards[rank], group, device, control
+    )
     dtypes = mover.dtypes(params)
     if rank != WRITER:
         mover.run(params, {})

@@ -29,8 +29,7 @@ class Box(NamedTuple):
         return math.prod(self.shape)
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """A box of a Hugging Face tensor and its place in a parameter of a shard.
 
     `at` is the first index in the parameter. It may have more dimensions than the box (a stack of experts): the box has
@@ -58,11 +57,15 @@ class Piece:
         """Size in the parameter's dimensions."""
         return (1,) * (len(self.at) - len(self.shape)) + self.shape
 
-    def place(self, box: Box) -> Index:
-        """First index in the parameter of a box that lies inside this piece."""
+    def place(self, box: "Piece | Box") -> Index:
+        """Return the first index in the parameter of a box that lies inside this piece."""
         lead = len(self.at) - len(self.shape)
         inner = zip(self.at[lead:], box.start, self.start, strict=True)
         return self.at[:lead] + tuple(a + b - s for a, b, s in inner)
+
+    def part(self, box: "Piece | Box") -> "Piece":
+        """Return the piece of a box that lies inside this piece."""
+        return Piece(box.tensor, box.start, box.shape, self.param, self.place(box))
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,6 +94,10 @@ class Shard:
         for piece in self.pieces:
             found.setdefault(piece.tensor, []).append(piece)
         return {name: tuple(pieces) for name, pieces in found.items()}
+
+    def locate(self, box: Piece | Box) -> Piece:
+        """Return the piece of a box that this shard holds."""
+        return next(piece for piece in self.by_tensor[box.tensor] if contains(piece, box)).part(box)
 
     @property
     def elements(self) -> int:
@@ -200,8 +207,8 @@ def refine(boxes: Sequence[Box]) -> list[Box]:
     return cells
 
 
-def contains(outer: Piece | Box, inner: Box) -> bool:
-    """Whether the inner box lies in the outer one."""
+def contains(outer: Piece | Box, inner: Piece | Box) -> bool:
+    """Tell whether the inner box lies in the outer one."""
     return outer.tensor == inner.tensor and all(
         o <= i and i + n <= o + m for o, m, i, n in zip(outer.start, outer.shape, inner.start, inner.shape, strict=True)
     )

@@ -12,8 +12,9 @@ import torch.distributed as dist
 from spmd_rl.distributed.gather import gather
 from spmd_rl.distributed.status import set_status
 from spmd_rl.platforms import current
-from spmd_rl.weights.transfer.boxes import Box, Piece, Shard, contains, view
-from spmd_rl.weights.transfer.transfer_plan import Copy, Message, Part, Plan, Round
+from spmd_rl.weights.transfer.boxes import Piece, Shard, view
+from spmd_rl.weights.transfer.dtypes import DTypes, check_same
+from spmd_rl.weights.transfer.transfer_schedule import Plan, Round
 
 if TYPE_CHECKING:
     from spmd_rl.platforms.cpu_peer_memory import PeerMemory
@@ -24,14 +25,14 @@ Writer = Callable[[str, torch.Tensor], None]
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What one rank took in: bytes received from other ranks, and bytes copied on the rank."""
+    """Bytes that one rank took in: bytes received from other ranks, and bytes copied on the rank."""
 
     network_bytes: int
     local_bytes: int
 
 
 def same_parameters(source: Shard, destination: Shard) -> dict[str, str]:
-    """Destination parameters -> the source parameters that are equal to them: the same boxes in the same places."""
+    """Map destination parameters to the source parameters that are equal: the same boxes in the same places."""
 
     def contents(shard: Shard) -> dict[tuple, str]:
         return {
@@ -42,53 +43,6 @@ def same_parameters(source: Shard, destination: Shard) -> dict[str, str]:
 
     here = contents(source)
     return {name: here[content] for content, name in contents(destination).items() if content in here}
-
-
-class DTypes:
-    """The dtype of each Hugging Face tensor in the source shards of all ranks (they agree, or this raises)."""
-
-    def __init__(self, sources: Shard, read: Tensors, world: int, group: dist.ProcessGroup | None = None) -> None:
-        mine: dict[str, torch.dtype] = {}
-        for piece in sources.pieces:
-            _same(mine.setdefault(piece.tensor, read[piece.param].dtype), read[piece.param].dtype, piece.tensor)
-        # One dtype says it all in most models, so only the exceptions travel.
-        usual = Counter(mine.values()).most_common(1)[0][0] if mine else None
-        everyone = _gather(usual, {n: dtype for n, dtype in mine.items() if dtype != usual}, world, group)
-        usuals = Counter(usual for usual, _ in everyone if usual is not None)
-        self.most: torch.dtype = usuals.most_common(1)[0][0]
-        self._exceptions: dict[str, torch.dtype] = {}
-        for _, exceptions in everyone if len(usuals) == 1 else _gather(None, mine, world, group):
-            for name, dtype in exceptions.items():
-                _same(self._exceptions.setdefault(name, dtype), dtype, name)
-        for name, dtype in mine.items():
-            _same(self.of(name), dtype, name)
-
-    def of(self, tensor: str) -> torch.dtype:
-        """The dtype of a tensor."""
-        return self._exceptions.get(tensor, self.most)
-
-
-def _gather(
-    usual: torch.dtype | None, others: Mapping[str, torch.dtype], world: int, group: dist.ProcessGroup | None
-) -> list[tuple[torch.dtype | None, dict[str, torch.dtype]]]:
-    """Every rank's usual dtype, and its others by name."""
-    if world == 1:
-        return [(usual, dict(others))]
-    spelled = usual and _spelling(usual), {name: _spelling(dtype) for name, dtype in others.items()}
-    return [
-        (usual and _dtype(usual), {name: _dtype(dtype) for name, dtype in others.items()})
-        for usual, others in gather(spelled, group)
-    ]
-
-
-def _spelling(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _dtype(spelling: str) -> torch.dtype:
-    found = getattr(torch, spelling)
-    assert isinstance(found, torch.dtype), spelling
-    return found
 
 
 class WeightTransfer:
@@ -117,13 +71,13 @@ class WeightTransfer:
         self.control = control if control is not None else group
         self._dtypes: DTypes | None = None
         self._memory: PeerMemory | None = None
-        self._places: dict[tuple[int, Box], Piece] = {}
+        self._places: dict[tuple[int, Piece], Piece] = {}  # (peer, piece here) -> piece there
         self._same = same_parameters(source, plan.destination)
 
     def dtypes(self, read: Tensors) -> DTypes:
-        """The dtypes that the ranks' sources have; a collective in the first call."""
+        """Return the dtypes that the ranks' sources have; a collective in the first call."""
         if self._dtypes is None:
-            self._dtypes = DTypes(self.source, read, self.plan.world, self.control)
+            self._dtypes = DTypes(self.source, read, self.control)
         return self._dtypes
 
     @torch.no_grad()
@@ -157,19 +111,20 @@ class WeightTransfer:
             assert ahead is not None
             set_status(doing=f"bucket {n + 1} of {len(rounds)}")
             flight, ahead = ahead, self._begin(rounds[n + 1], read, dtypes, device) if n + 1 < len(rounds) else None
-            for copy in step.local:  # while the messages are on their way
-                local_bytes += self._copy(read, target, copy, copy.destination.param in lent)
+            for here, there in step.local:  # while the messages are on their way
+                source = _view(read, here)  # of the piece's shape, as all that follow
+                if there.param not in lent:
+                    _copy(source, _view(target, there), there)
+                local_bytes += source.nbytes
             for work in flight.works:
                 work.wait()
-            for message in step.receive:
-                if memory is not None and memory.reaches(self.plan.rank, message.peer):
-                    network_bytes += self._fetch(memory, message, target)
+            for peer, pieces in step.receive.items():
+                if memory is not None and memory.reaches(self.plan.rank, peer):
+                    network_bytes += self._fetch(memory, peer, pieces, target)
             for buffers in flight.incoming:
-                for part, flat in buffers.parts():
-                    destination = _view(target, part)
-                    _same(flat.dtype, destination.dtype, part.box.tensor)
-                    destination.copy_(flat)
-                    network_bytes += flat.nbytes
+                for piece, part in buffers.parts():
+                    _copy(part, _view(target, piece), piece)
+                    network_bytes += part.nbytes
             del flight
             if staging is not None:
                 staging.hand_over(step.complete)
@@ -185,20 +140,18 @@ class WeightTransfer:
         """Put a round's messages on their way."""
         rank, memory = self.plan.rank, self._memory
         incoming = [
-            _Buffers(message, dtypes, device)
-            for message in step.receive
-            if memory is None or not memory.reaches(rank, message.peer)
+            _Buffers(peer, pieces, dtypes, device)
+            for peer, pieces in step.receive.items()
+            if memory is None or not memory.reaches(rank, peer)
         ]
         outgoing = [
-            _Buffers(message, dtypes, device)
-            for message in step.send
-            if memory is None or not memory.reaches(message.peer, rank)
+            _Buffers(peer, pieces, dtypes, device)
+            for peer, pieces in step.send.items()
+            if memory is None or not memory.reaches(peer, rank)
         ]
         for buffers in outgoing:
-            for part, flat in buffers.parts():
-                source = _view(read, part)
-                _same(flat.dtype, source.dtype, part.box.tensor)
-                flat.copy_(source)
+            for piece, part in buffers.parts():
+                _copy(_view(read, piece), part, piece)
         return _Flight(incoming, outgoing, self._post(incoming, outgoing))
 
     def _reachable(self) -> "PeerMemory | None":
@@ -211,31 +164,17 @@ class WeightTransfer:
             self._memory = peer_memory(self.plan.rank, partial(gather, **control), partial(dist.barrier, **control))
         return self._memory if self._memory.any else None
 
-    def _fetch(self, memory: "PeerMemory", message: Message, target: "Tensors | _Staging") -> int:
-        """Read a message's parts where the peer holds them; returns their bytes."""
+    def _fetch(self, memory: "PeerMemory", peer: int, pieces: Sequence[Piece], target: "Tensors | _Staging") -> int:
+        """Read pieces where the peer holds them; returns their bytes."""
         parts = []
-        for part in message.parts:
-            piece = self._source(message.peer, part.box)
-            parts.append((piece.param, piece.place(part.box), _view(target, part)))
-        memory.read(message.peer, parts)
+        for piece in pieces:
+            there = self._places.get((peer, piece))
+            if there is None:
+                assert self.sources is not None
+                there = self._places[peer, piece] = self.sources[peer].locate(piece)
+            parts.append((there.param, there.at, _view(target, piece)))
+        memory.read(peer, parts)
         return sum(view.nbytes for _, _, view in parts)
-
-    def _source(self, peer: int, box: Box) -> Piece:
-        """The piece of a peer's source shard that holds a box."""
-        found = self._places.get((peer, box))
-        if found is None:
-            assert self.sources is not None
-            found = next(piece for piece in self.sources[peer].by_tensor[box.tensor] if contains(piece, box))
-            self._places[peer, box] = found
-        return found
-
-    def _copy(self, read: Tensors, target: "Tensors | _Staging", copy: Copy, lent: bool) -> int:
-        source = _view(read, copy.source)
-        if not lent:
-            destination = _view(target, copy.destination)
-            _same(source.dtype, destination.dtype, copy.source.box.tensor)
-            destination.copy_(source)
-        return source.nbytes
 
     def _post(self, incoming: Sequence["_Buffers"], outgoing: Sequence["_Buffers"]) -> list[dist.Work]:
         ops = [
@@ -262,21 +201,21 @@ class _Flight:
 class _Buffers:
     """The flat tensors of one message, one for each dtype in it."""
 
-    def __init__(self, message: Message, dtypes: DTypes, device: torch.device) -> None:
-        self.peer = message.peer
-        self._of = [(part, dtypes.of(part.box.tensor)) for part in message.parts]
+    def __init__(self, peer: int, pieces: Sequence[Piece], dtypes: DTypes, device: torch.device) -> None:
+        self.peer = peer
+        self._of = [(piece, dtypes.of(piece.tensor)) for piece in pieces]
         sizes: Counter[torch.dtype] = Counter()
-        for part, dtype in self._of:
-            sizes[dtype] += part.box.elements
+        for piece, dtype in self._of:
+            sizes[dtype] += piece.elements
         self.flats = {dtype: torch.empty(n, dtype=dtype, device=device) for dtype, n in sizes.items()}
 
-    def parts(self) -> Iterable[tuple[Part, torch.Tensor]]:
-        """Each part with its place in a flat tensor, in its own shape."""
+    def parts(self) -> Iterable[tuple[Piece, torch.Tensor]]:
+        """Yield each piece with its part of a flat tensor, in the piece's shape."""
         used: Counter[torch.dtype] = Counter()
-        for part, dtype in self._of:
-            low, n = used[dtype], part.box.elements
+        for piece, dtype in self._of:
+            low, n = used[dtype], piece.elements
             used[dtype] += n
-            yield part, self.flats[dtype][low : low + n].view(part.box.shape)
+            yield piece, self.flats[dtype][low : low + n].view(piece.shape)
 
 
 class _Staging:
@@ -309,9 +248,10 @@ class _Staging:
             self._write(name, tensor)
 
 
-def _view(tensors: "Tensors | _Staging", part: Part) -> torch.Tensor:
-    return view(tensors[part.param], part.at, part.box.shape)
+def _view(tensors: "Tensors | _Staging", piece: Piece) -> torch.Tensor:
+    return view(tensors[piece.param], piece.at, piece.shape)
 
 
-def _same(a: torch.dtype, b: torch.dtype, tensor: str) -> None:
-    assert a == b, f"{tensor} is {a} in one shard and {b} in another"
+def _copy(source: torch.Tensor, target: torch.Tensor, piece: Piece) -> None:
+    check_same(source.dtype, target.dtype, piece.tensor)
+    target.copy_(source)

@@ -4,7 +4,7 @@ import torch.multiprocessing as mp
 
 from spmd_rl.distributed.layout import RolloutLayout, TrainLayout
 from spmd_rl.weights.families import megatron_shard, vllm_shard
-from spmd_rl.weights.transfer.transfer_plan import plan
+from spmd_rl.weights.transfer.transfer_schedule import Schedule
 from spmd_rl.weights.transfer.weight_transfer import Traffic, WeightTransfer
 from tests.weights import ranks
 from tests.weights.models import filled, model_shape, random_weights
@@ -29,7 +29,7 @@ def one_rank():
 def test_one_rank_alone_needs_no_process_group():
     source, destination, read, expected = one_rank()
     held = {name: torch.zeros(size) for name, size in destination.params.items()}
-    traffic = WeightTransfer(plan([source], [destination], 0), source).run(read, held)
+    traffic = WeightTransfer(Schedule([source], [destination]).plan(0), source).run(read, held)
     assert traffic == Traffic(0, 4 * sum(piece.elements for piece in destination.pieces))
     assert all(torch.equal(held[name], expected[name]) for name in expected)
 
@@ -37,7 +37,7 @@ def test_one_rank_alone_needs_no_process_group():
 def test_a_parameter_that_is_the_same_on_both_sides_is_lent_and_not_copied():
     source, destination, read, _ = one_rank()
     given = {}
-    WeightTransfer(plan([source], [destination], 0), source).run(
+    WeightTransfer(Schedule([source], [destination]).plan(0), source).run(
         read, lambda name, tensor: given.update({name: tensor})
     )
     assert given["model.norm.weight"].data_ptr() == read["decoder.final_layernorm.weight"].data_ptr()
@@ -50,4 +50,4 @@ def test_different_dtypes_on_the_two_sides_are_an_error_that_names_the_tensor():
     with pytest.raises(
         AssertionError, match=r"model\.embed_tokens\.weight is torch\.float32 in one shard and torch\.bfloat16"
     ):
-        WeightTransfer(plan([source], [destination], 0), source).run(read, held)
+        WeightTransfer(Schedule([source], [destination]).plan(0), source).run(read, held)

@@ -1,15 +1,15 @@
-"""How much a move copies and sends: figures for each rank and for each tensor, without any plan being made."""
+"""Count what a refresh copies and sends, by rank and by tensor, from its schedule: no rank's plan is made."""
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from spmd_rl.weights.transfer.rounds import Schedule
+from spmd_rl.weights.transfer.suppliers import Bundle
+from spmd_rl.weights.transfer.transfer_schedule import Schedule
 
 
 @dataclass
-class RankFlow:
-    """Elements that one rank copies, receives and sends in a move; `near`: to and from ranks on the same node."""
+class RankStats:
+    """Elements that one rank copies, receives and sends in a refresh; `near`: to and from ranks on the same node."""
 
     copied: int = 0
     received_near: int = 0
@@ -34,22 +34,13 @@ class RankFlow:
         return self.sent_near + self.sent_far
 
 
-@dataclass(frozen=True)
-class Flow:
-    """A move in figures."""
-
-    ranks: Sequence[RankFlow]
-    tensors: Counter[str]
-    """Elements of each Hugging Face tensor that go from one rank to another, over all ranks."""
-
-
-def flow(schedule: Schedule) -> Flow:
-    """The figures of a schedule."""
-    ranks = [RankFlow() for _ in range(schedule.world)]
-    journeys: Counter = Counter()
+def refresh_stats(schedule: Schedule) -> tuple[list[RankStats], Counter[str]]:
+    """Return the figures of each rank, and by Hugging Face tensor the elements that go from one rank to another."""
+    ranks = [RankStats() for _ in range(schedule.world)]
+    journeys: Counter[Bundle] = Counter()
     for rank, taken in zip(ranks, schedule.incoming, strict=True):
         rounds: Counter[int] = Counter()
-        for taker, supplier, round, bundle in taken:
+        for round, taker, supplier, bundle in taken:
             if supplier == taker:
                 rank.copied += bundle.elements
                 continue
@@ -59,18 +50,18 @@ def flow(schedule: Schedule) -> Flow:
         rank.fullest_receiving = max(rounds.values(), default=0)
     for rank, given in zip(ranks, schedule.outgoing, strict=True):
         rounds = Counter()
-        for taker, _, round, bundle in given:
+        for round, taker, _, bundle in given:
             rounds[round] += bundle.elements
             rank.sent_to[taker] += bundle.elements
         rank.fullest_sending = max(rounds.values(), default=0)
     for number, rank in enumerate(ranks):
-        node = schedule.node(number)
-        rank.received_near = sum(n for peer, n in rank.received_from.items() if schedule.node(peer) == node)
+        node = number // schedule.ranks_per_node
+        rank.received_near = sum(n for peer, n in rank.received_from.items() if peer // schedule.ranks_per_node == node)
         rank.received_far = rank.received_from.total() - rank.received_near
-        rank.sent_near = sum(n for peer, n in rank.sent_to.items() if schedule.node(peer) == node)
+        rank.sent_near = sum(n for peer, n in rank.sent_to.items() if peer // schedule.ranks_per_node == node)
         rank.sent_far = rank.sent_to.total() - rank.sent_near
     tensors: Counter[str] = Counter()
     for bundle, times in journeys.items():
-        for part in bundle.parts:
-            tensors[part.box.tensor] += times * part.box.elements
-    return Flow(ranks, tensors)
+        for piece in bundle.pieces:
+            tensors[piece.tensor] += times * piece.elements
+    return ranks, tensors

@@ -5,11 +5,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spmd_rl.distributed.layout import RolloutLayout, TrainLayout
+from spmd_rl.plan.refresh_stats import refresh_stats
 from spmd_rl.weights.families import hf_shard, megatron_shard, vllm_shard
 from spmd_rl.weights.transfer.boxes import NOTHING, Box, Piece, Shard, view, whole
-from spmd_rl.weights.transfer.transfer_plan import Planner, bucket_of_bytes, plan
-from spmd_rl.weights.transfer.transfer_stats import flow
-from tests.weights.models import filled, model_shape, models_and_layouts, moves, numbered
+from spmd_rl.weights.transfer.transfer_schedule import Schedule, bucket_of_bytes
+from tests.weights.models import (
+    copied_elements,
+    filled,
+    model_shape,
+    models_and_layouts,
+    moves,
+    numbered,
+    received_elements,
+    sent_elements,
+)
 
 
 def simulate(plans, sources, destinations):
@@ -18,23 +27,23 @@ def simulate(plans, sources, destinations):
     writes = [{name: np.zeros(size) for name, size in shard.params.items()} for shard in destinations]
 
     def deliver(rank, part, values):
-        view(params[rank][part.param], part.at, part.box.shape)[...] = values
-        view(writes[rank][part.param], part.at, part.box.shape)[...] += 1
+        view(params[rank][part.param], part.at, part.shape)[...] = values
+        view(writes[rank][part.param], part.at, part.shape)[...] += 1
 
     def taken(rank, part):
-        return view(sources[rank][part.param], part.at, part.box.shape)
+        return view(sources[rank][part.param], part.at, part.shape)
 
     assert len({len(p.rounds) for p in plans}) == 1
     complete = [[] for _ in plans]
     for steps in zip(*(p.rounds for p in plans), strict=True):
-        sent = {(rank, message.peer): message.parts for rank, step in enumerate(steps) for message in step.send}
-        received = {(message.peer, rank): message.parts for rank, step in enumerate(steps) for message in step.receive}
+        sent = {(rank, peer): pieces for rank, step in enumerate(steps) for peer, pieces in step.send.items()}
+        received = {(peer, rank): pieces for rank, step in enumerate(steps) for peer, pieces in step.receive.items()}
         assert sent.keys() == received.keys() and all(a != b for a, b in sent)
         assert sum(len(step.send) for step in steps) == len(sent) == sum(len(step.receive) for step in steps)
         for rank, step in enumerate(steps):
-            for copy in step.local:
-                assert copy.source.box == copy.destination.box
-                deliver(rank, copy.destination, taken(rank, copy.source))
+            for source, destination in step.local:
+                assert source.box == destination.box
+                deliver(rank, destination, taken(rank, source))
         for (sender, receiver), parts in sent.items():
             for there, here in zip(parts, received[sender, receiver], strict=True):
                 assert there.box == here.box
@@ -63,10 +72,10 @@ def arrivals(plan, destination, near):
     return [
         int(number)
         for step in plan.rounds
-        for message in step.receive
-        if near(message.peer)
-        for part in message.parts
-        for number in view(destination[part.param], part.at, part.box.shape).flat
+        for peer, pieces in step.receive.items()
+        if near(peer)
+        for piece in pieces
+        for number in view(destination[piece.param], piece.at, piece.shape).flat
     ]
 
 
@@ -79,14 +88,14 @@ def test_each_element_that_a_rank_lacks_arrives_once_from_as_near_as_it_is_held_
     ranks = range(train.world)
     sources = [megatron_shard(shape, train, rank) for rank in ranks]
     destinations = [vllm_shard(shape, engines, rank) for rank in ranks]
-    planner = Planner(sources, destinations, ranks_per_node, bucket)
-    plans = [planner.plan(rank) for rank in ranks]
+    schedule = Schedule(sources, destinations, ranks_per_node, bucket)
+    plans = [schedule.plan(rank) for rank in ranks]
     tensors = numbered(shape, torch.float64)
     held = [arrays(shard, tensors) for shard in sources]
     expected = [arrays(shard, tensors) for shard in destinations]
     params, writes = simulate(plans, held, destinations)
     holds = [elements(params) for params in held]
-    figures = flow(planner.schedule)
+    figures, tensors_sent = refresh_stats(schedule)
     for rank in ranks:
         for name, values in expected[rank].items():
             assert np.array_equal(params[rank][name], values)
@@ -100,14 +109,14 @@ def test_each_element_that_a_rank_lacks_arrives_once_from_as_near_as_it_is_held_
         assert sorted(far) == sorted(lacking - on_node)
         for step in plans[rank].rounds:
             for messages in (step.receive, step.send):
-                assert sum(part.box.elements for message in messages for part in message.parts) <= bucket
-        one = figures.ranks[rank]
+                assert sum(piece.elements for pieces in messages.values() for piece in pieces) <= bucket
+        one = figures[rank]
         assert (one.copied, one.received, one.sent) == (
-            *(plans[rank].local_elements, plans[rank].received_elements, plans[rank].sent_elements),
+            *(copied_elements(plans[rank]), received_elements(plans[rank]), sent_elements(plans[rank])),
         )
         assert (one.received_near, one.received_far) == (len(near), len(far))
-        assert one.sent_near == sum(figures.ranks[peer].received_from[rank] for peer in node)
-    assert figures.tensors.total() == sum(one.sent for one in figures.ranks)
+        assert one.sent_near == sum(figures[peer].received_from[rank] for peer in node)
+    assert tensors_sent.total() == sum(one.sent for one in figures)
 
 
 @settings(max_examples=15, deadline=None)
@@ -123,7 +132,8 @@ def test_the_same_mechanism_gathers_a_model_and_turns_one_training_layout_into_a
         [hf_shard(shape)] + [NOTHING] * (train.world - 1),
         [megatron_shard(shape, other, rank) for rank in range(train.world)],
     ):
-        plans = [plan(sources, destinations, rank, 0, bucket) for rank in range(train.world)]
+        schedule = Schedule(sources, destinations, 0, bucket)
+        plans = [schedule.plan(rank) for rank in range(train.world)]
         params, _ = simulate(plans, held, destinations)
         for shard, values in zip(destinations, params, strict=True):
             expected = arrays(shard, tensors)
@@ -135,10 +145,10 @@ def test_sources_that_overlap_without_being_equal_are_each_used_for_what_they_ho
     high = Shard({"p": (4, 2)}, (Piece("a", (2, 0), (4, 2), "p", (0, 0)),))
     want = Shard({"q": (6, 2)}, (Piece("a", (0, 0), (6, 2), "q", (0, 0)),))
     tensors = {"a": torch.arange(1.0, 13).reshape(6, 2)}
-    plans = [plan([low, high], [want, want], rank) for rank in range(2)]
+    plans = [Schedule([low, high], [want, want]).plan(rank) for rank in range(2)]
     params, _ = simulate(plans, [arrays(low, tensors), arrays(high, tensors)], [want, want])
     assert all(np.array_equal(values["q"], tensors["a"]) for values in params)
-    assert [p.received_elements for p in plans] == [4, 4]
+    assert [received_elements(plan) for plan in plans] == [4, 4]
 
 
 def test_experts_stacked_in_one_parameter_arrive_in_their_places():
@@ -151,7 +161,7 @@ def test_experts_stacked_in_one_parameter_arrive_in_their_places():
     ]
     stacked = Shard({"w13": (4, 2, 3)}, tuple(Piece(f"e{e}", (0, 0), (2, 3), "w13", (e, 0, 0)) for e in range(4)))
     tensors = {f"e{e}": torch.arange(6.0).reshape(2, 3) + 10 * e + 1 for e in range(4)}
-    plans = [plan(sources, [stacked, stacked], rank) for rank in range(2)]
+    plans = [Schedule(sources, [stacked, stacked]).plan(rank) for rank in range(2)]
     params, _ = simulate(plans, [arrays(shard, tensors) for shard in sources], [stacked, stacked])
     assert all(np.array_equal(values["w13"], torch.stack(list(tensors.values()))) for values in params)
 
@@ -161,7 +171,7 @@ def test_a_rank_takes_from_its_own_node_when_that_holds_the_part():
     sources = [megatron_shard(shape, train, rank) for rank in range(8)]
     destinations = [vllm_shard(shape, RolloutLayout(1, 8), rank) for rank in range(8)]
     for rank in range(8):
-        peers = {message.peer for step in plan(sources, destinations, rank, 2).rounds for message in step.receive}
+        peers = {peer for step in Schedule(sources, destinations, 2).plan(rank).rounds for peer in step.receive}
         assert peers == {rank ^ 1}
 
 
@@ -169,8 +179,8 @@ def test_senders_share_the_work():
     """Sixteen ranks, of which every second holds what the others need."""
     full = hf_shard(model_shape())
     sources = [full if rank % 2 == 0 else NOTHING for rank in range(16)]
-    planner = Planner(sources, [full] * 16)
-    sent = [planner.plan(rank).sent_elements for rank in range(0, 16, 2)]
+    schedule = Schedule(sources, [full] * 16)
+    sent = [sent_elements(schedule.plan(rank)) for rank in range(0, 16, 2)]
     assert max(sent) <= 1.05 * full.elements
 
 
@@ -178,8 +188,8 @@ def test_a_node_that_has_to_send_more_of_one_thing_is_spared_with_another():
     """Ranks 0 and 1 are a node, 2 and 3 another; a is held by rank 0 alone, b by 1 and 2, and 4 and 5 need both."""
     a, b = (Shard({name: (8, 2)}, (whole(name, (8, 2), name),)) for name in "ab")
     both = Shard({**a.params, **b.params}, a.pieces + b.pieces)
-    planner = Planner([a, b, b, *[NOTHING] * 3], [*[NOTHING] * 4, both, both], ranks_per_node=2, bucket_elements=4)
-    sent = [one.sent for one in flow(planner.schedule).ranks]
+    schedule = Schedule([a, b, b, *[NOTHING] * 3], [*[NOTHING] * 4, both, both], ranks_per_node=2, bucket_elements=4)
+    sent = [one.sent for one in refresh_stats(schedule)[0]]
     assert sent[0] == 32 and sent[1] + sent[2] == 32 and sent[2] > sent[1] > 0
 
 
@@ -187,7 +197,7 @@ def test_ranks_stay_with_few_others_where_that_costs_no_balance():
     shape, train = model_shape(layers=8, hidden=16), TrainLayout(2, 2, 8)
     sources = [megatron_shard(shape, train, rank) for rank in range(32)]
     destinations = [vllm_shard(shape, RolloutLayout(2, 32), rank) for rank in range(32)]
-    ranks = flow(Planner(sources, destinations, 4, 512).schedule).ranks
+    ranks, _ = refresh_stats(Schedule(sources, destinations, 4, 512))
     assert max(len(one.received_from) for one in ranks) <= 4
     assert max(one.sent for one in ranks) <= 1.2 * sum(one.sent for one in ranks) / 32
 
@@ -199,8 +209,8 @@ def test_rounds_are_few(case, bucket):
     shape, train, engines = case
     sources = [megatron_shard(shape, train, rank) for rank in range(train.world)]
     destinations = [vllm_shard(shape, engines, rank) for rank in range(train.world)]
-    schedule = Planner(sources, destinations, 0, bucket).schedule
-    ranks = flow(schedule).ranks
+    schedule = Schedule(sources, destinations, 0, bucket)
+    ranks, _ = refresh_stats(schedule)
     busiest = max(max(one.sent, one.received, one.copied) for one in ranks)
     assert schedule.rounds <= 2 * busiest / bucket + 4
 
@@ -212,11 +222,11 @@ def test_a_parameter_is_finished_before_many_others_are_begun():
     sources = [Shard({piece.param: (4,) for piece in group}, tuple(group)) for group in groups]
     pieces = [Piece(f"{x}{n}", (0,), (4,), f"p{n}", (4 * (x == "b"),)) for n in range(16) for x in "ab"]
     wanted = Shard({f"p{n}": (8,) for n in range(16)}, tuple(pieces))
-    planner = Planner(sources + [NOTHING] * 8, [NOTHING] * 5 + [wanted] * 8, 0, 4)
+    schedule = Schedule(sources + [NOTHING] * 8, [NOTHING] * 5 + [wanted] * 8, 0, 4)
     for rank in range(5, 13):
         begun = set()
-        for step in planner.plan(rank).rounds:
-            begun |= {part.param for message in step.receive for part in message.parts}
+        for step in schedule.plan(rank).rounds:
+            begun |= {piece.param for pieces in step.receive.values() for piece in pieces}
             assert len(begun) <= 2
             begun -= set(step.complete)
 
@@ -225,9 +235,9 @@ def test_layouts_that_agree_need_no_messages():
     shape = model_shape(vocabulary=64)  # both sides pad it alike
     sources = [megatron_shard(shape, TrainLayout(2, 1, 2), rank) for rank in range(4)]
     destinations = [vllm_shard(shape, RolloutLayout(2, 4), rank) for rank in range(4)]
-    planner = Planner(sources, destinations, 0, 64)
-    assert all(not step.send and not step.receive for rank in range(4) for step in planner.plan(rank).rounds)
-    assert not flow(planner.schedule).tensors
+    schedule = Schedule(sources, destinations, 0, 64)
+    assert all(not step.send and not step.receive for rank in range(4) for step in schedule.plan(rank).rounds)
+    assert not refresh_stats(schedule)[1]
 
 
 def test_a_bucket_may_be_given_in_bytes():
@@ -239,5 +249,5 @@ def test_a_part_that_nobody_holds_is_named():
     half = Shard({"p": (2, 2)}, (Piece("a", (0, 0), (2, 2), "p", (0, 0)),))
     want = Shard({"q": (3, 2)}, (Piece("a", (0, 0), (3, 2), "q", (0, 0)),))
     with pytest.raises(ValueError, match=r"no rank holds all of a\[0:3, 0:2\], which q is made of"):
-        plan([half], [want], 0)
+        Schedule([half], [want])
     assert str(Box("a", (0, 1), (2, 2))) == "a[0:2, 1:3]"
