@@ -8,7 +8,7 @@ import sympy.parsing.sympy_parser as sympy_parser
 
 from spmd_rl.rewards.grade import RewardSample
 from spmd_rl.rewards.grading.pool import GraderPool
-from spmd_rl.rewards.math_equality.equal import prepare
+from spmd_rl.rewards.math_equality.algebra import prepare
 from spmd_rl.rewards.rules.math_answer import is_correct
 
 GOLDS = ("42", "x+1", r"\frac{1}{2}", "(1,2)", "cat", r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}")

@@ -1,20 +1,15 @@
 """Are two written answers the same answer?
 
-Numbers, words, choices and lists are compared right here, exactly; everything else goes to math-verify
-(https://github.com/huggingface/Math-Verify), which is imported when first needed. Its own time limits are signals, and
-are off: the process that runs this is killed instead (pool.py).
+Numbers, words, choices and lists are compared here, exactly; everything else goes to math-verify (algebra.py).
 """
 
-import logging
-import math
 import re
-from fractions import Fraction
-from functools import cache, lru_cache
+from functools import lru_cache
 
-from spmd_rl.rewards.math_equality.numbers import Value, number_of, read_number, same_number
+from spmd_rl.rewards.math_equality.algebra import rounds_to, same_algebra
+from spmd_rl.rewards.math_equality.numbers import number_of, read_number, same_value
+from spmd_rl.rewards.math_equality.words import TEXT, in_order, same_choice, same_qualifiers, same_words, words
 
-ROUNDED_DIGITS = 4
-"""A decimal of so many significant digits stands for the exact value that it is the rounded value of (2.6667: 8/3)."""
 LONGER = 10
 """Text so many times as long as the gold answer (and 100 characters) is not the answer."""
 _LEAF_CHARACTERS = 400
@@ -26,7 +21,8 @@ _ITEMS = 40
 def equal(gold: str, found: str) -> bool:
     """Return True where `found` says what `gold` says; both as written, in LaTeX or not, with or without delimiters.
 
-    Lists without brackets, and sets, have no order; tuples, intervals and matrices do. A fraction has to be in lowest
+    Tuples, intervals and matrices have an order, sets have none. A list without brackets has one where the gold answer
+    names its values (`x = 1, y = 2`) or has three or more that are sorted in no way. A fraction has to be in lowest
     terms where the gold one is (as prm800k has it). Raises nothing; may take for ever, as sympy may.
     """
     if gold == found:
@@ -36,18 +32,18 @@ def equal(gold: str, found: str) -> bool:
     a, b = clean(gold), clean(found)
     if not a or not b:
         return False
-    if a == b or _squeezed(a) == _squeezed(b) or _squeezed(_words(a)) == _squeezed(_words(b)):
+    if a == b or _squeezed(a) == _squeezed(b) or _squeezed(words(a)) == _squeezed(words(b)):
         return True
     decided = _decide(a, b)
     if decided is None:
-        decided = _by_math_verify(gold, found) or ((a, b) != (gold, found) and _by_math_verify(a, b))
-        decided = decided or _rounds_to(a, b) or _rounds_to(b, a)
+        decided = same_algebra(gold, found) or ((a, b) != (gold, found) and same_algebra(a, b))
+        decided = decided or rounds_to(a, b) or rounds_to(b, a)
     return decided
 
 
 def _decide(a: str, b: str) -> bool | None:
     """The verdict where plain reading gives one, None where it takes algebra."""
-    for judge in (_same_numbers, _same_base, _same_time, _same_choice, _same_parts, _same_words):
+    for judge in JUDGES:
         verdict = judge(a, b)
         if verdict is not None:
             return verdict
@@ -121,7 +117,6 @@ _REWRITES = [
 ]
 _APPROXIMATELY = re.compile(r"\\approx(?![a-z])|\\simeq(?![a-z])|\\doteq(?![a-z])")
 _DESCENDING = re.compile(r"([^<>=,;]+?)\s*(>|\\geq(?![a-zA-Z]))\s*([^<>=,;]+?)\s*(>|\\geq(?![a-zA-Z]))\s*([^<>=,;]+)")
-_TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
 
 
 @lru_cache(maxsize=1024)
@@ -144,7 +139,7 @@ def clean(text: str) -> str:
     if match := _DESCENDING.fullmatch(text):
         turn = {">": "<", r"\geq": r"\leq"}
         text = f"{match[5]} {turn[match[4]]} {match[3]} {turn[match[2]]} {match[1]}"
-    whole = _TEXT.fullmatch(text)
+    whole = TEXT.fullmatch(text)
     text = whole[1].strip() if whole else text
     return _exact(text).rstrip(".,;: ").strip()
 
@@ -177,30 +172,11 @@ def _squeezed(text: str) -> str:
 # ---- numbers
 
 
-def same_value(gold: Value, found: Value) -> bool:
-    """Equal numbers; 28% is 28 as well as 0.28; a decimal may be the exact value rounded."""
-    if gold.percent != found.percent:
-        percent, other = (gold, found) if gold.percent else (found, gold)
-        return same_number(percent.value, other.value) or same_number(percent.value / 100, other.value)
-    if gold.fraction and found.fraction and math.gcd(*gold.fraction) == 1 < math.gcd(*found.fraction):
-        return False
-    return same_number(gold.value, found.value) or _rounded(gold, found) or _rounded(found, gold)
-
-
-def _rounded(decimal: Value, exact: Value) -> bool:
-    if decimal.decimals is None or exact.decimals is not None or exact.value.denominator == 1:
-        return False
-    return decimal.digits >= ROUNDED_DIGITS and 2 * abs(decimal.value - exact.value) * 10**decimal.decimals <= 1
-
-
 def _same_numbers(a: str, b: str) -> bool | None:
     x, y = number_of(a), number_of(b)
-    if x is None or y is None:
-        return None
-    if same_value(x, y):
-        return True
-    # 1,2 may be a list too, whose order does not matter.
-    return None if re.search(r"[0-9],[0-9]", a) and re.search(r"[0-9],[0-9]", b) else False
+    if x and y is None and x.decimals and re.fullmatch(r"[-+]?[0-9]+,[0-9]{2,}", b):
+        y = read_number(b.replace(",", "."))  # 2,74 for a gold 2.74; a gold 2,74 is a list
+    return same_value(x, y) if x and y else None
 
 
 _BASE = re.compile(r"([0-9A-Z]+)_\{?([0-9]{1,2})\}?")
@@ -222,57 +198,18 @@ _HALF_OF_DAY = re.compile(r"[0-9\s]([ap])\.?\s?m\b\.?", re.IGNORECASE)
 
 def _same_time(a: str, b: str) -> bool | None:
     """12:47 PM is not 12:47 AM; units are left out elsewhere."""
-    a, b = _words(a), _words(b)
+    a, b = words(a), words(b)
     x, y = _HALF_OF_DAY.search(a), _HALF_OF_DAY.search(b)
     if x is None or y is None:
         return None
     return [re.sub(r"[\s.]", "", t.lower()) for t in (a, b)][0] == re.sub(r"[\s.]", "", b.lower())
 
 
-# ---- words
-
-_CHOICE = re.compile(r"\(([A-J])\)(?:\s.*)?|([A-J])(?:[).:](?:\s.*)?|\s+(?:because|since|as)\s.*|\s*)", re.DOTALL)
-_WORDY = re.compile(r"[^\W\d_]+(?:[\s\-'’.,!?/()]+[^\W\d_]+)*[.!?)]*")
-_FUNCTIONS = frozenset("sin cos tan cot sec csc log exp sqrt lim max min det mod gcd lcm inf".split())
-
-
-def _words(text: str) -> str:
-    return _TEXT.sub(r"\1", text).strip()
-
-
-def _same_choice(a: str, b: str) -> bool | None:
-    """(C), C. and `C. x = 42` are the same choice."""
-    x, y = (_CHOICE.fullmatch(_words(text)) for text in (a, b))
-    if x is None or y is None:
-        return None
-    return True if (x[1] or x[2]) == (y[1] or y[2]) else False
-
-
-def _same_words(a: str, b: str) -> bool | None:
-    """Words are the same whatever their case, spaces and punctuation; no algebra makes `cat` of `act`."""
-    x, y = _words(a), _words(b)
-    if not (_is_words(x) or x != a) or not _WORDY.fullmatch(x):
-        return None
-    if not _WORDY.fullmatch(y):
-        return None
-    if _letters(x) == _letters(y):
-        return len(_letters(x)) > 1 or x == y
-    return False if _is_words(x) and _is_words(y) else None
-
-
-def _is_words(text: str) -> bool:
-    parts = re.findall(r"[^\W\d_]+", text)
-    return bool(_WORDY.fullmatch(text)) and any(len(p) > 2 and p not in _FUNCTIONS for p in parts)
-
-
-def _letters(text: str) -> str:
-    text = re.sub(r"^(?:the|an|a)\s+", "", text.strip().lower())
-    return re.sub(r"[\W_]+", "", text)
-
-
 # ---- lists, tuples, sets, intervals, matrices
 
 _MATRIX = re.compile(r"\(?\s*\\begin\{([pbB]?matrix)\}(.*)\\end\{\1\}\s*\)?", re.DOTALL)
+_NAMED = re.compile(r"\s*([A-Za-z]+)(?:_\{?([0-9]+)\}?)?\s*=[^=]*")
+_FUNCTION = re.compile(r"([A-Za-z])\s*\(\s*([a-z])\s*\)(?:\s*=.*)?", re.DOTALL)
 _AND = re.compile(r"(?:,\s*)?(?:\\text\s*\{\s*,?\s*(?:and|or)\s*\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z]))")
 
 
@@ -288,13 +225,19 @@ def _same_parts(a: str, b: str) -> bool | None:
         cells = [[cell for row in side for cell in row] for side in rows]
         return True if len(cells[0]) <= _ITEMS and all(map(equal, *cells)) else None
     x, y = parts(a), parts(b)
-    if x is None or y is None or len(x[1]) != len(y[1]) or len(x[1]) > _ITEMS:
+    if x is None or y is None:
+        some, number = (x, b) if x else (y, a)
+        # All of several spellings of a number are it; a list is none.
+        return all(equal(number, item) for item in some[1]) if some and number_of(number) else None
+    if len(x[1]) != len(y[1]) or len(x[1]) > _ITEMS:
         return None
     if x[0] != y[0]:
         # A set is no tuple and no interval; a list without brackets may be one.
         return False if any(t.startswith(r"\{") for t in (a, b)) and "{}" in (x[0], y[0]) else None
     if x[0] != "{}":
-        return True if all(map(equal, x[1], y[1])) else None
+        return all(map(equal, x[1], y[1]))
+    if not a.startswith((r"\{", "{")) and (in_order(x[1]) or (_names(x[1]) and not _names(y[1]))):
+        return all(map(equal, x[1], y[1]))
     left = list(y[1])
     for item in x[1]:
         match = next((other for other in left if equal(item, other)), None)
@@ -302,6 +245,23 @@ def _same_parts(a: str, b: str) -> bool | None:
             return None
         left.remove(match)
     return True
+
+
+def _names(items: list[str]) -> bool:
+    """True for `x = 1, y = 2`, which says what is what; x_1 and x_2 are two solutions in any order."""
+    names = [match.groups() for item in items if (match := _NAMED.fullmatch(item))]
+    letters, indices = {name for name, _ in names}, [index for _, index in names]
+    counted = len(letters) == 1 and indices == [str(n + 1) for n in range(len(indices))]
+    return len(names) == len(items) == len(set(names)) and not counted
+
+
+def _same_function(a: str, b: str) -> bool | None:
+    """f(y) = 2y is f(x) = 2x: a function is the same whatever its variable is called."""
+    x, y = _FUNCTION.fullmatch(a), _FUNCTION.fullmatch(b)
+    if x is None or y is None or x[1] != y[1] or x[2] == y[2]:
+        return None
+    lone = r"(?<![A-Za-z\\]){}(?![A-Za-z])"
+    return None if re.search(lone.format(x[2]), b) else equal(a, re.sub(lone.format(y[2]), x[2], b))
 
 
 def parts(text: str) -> tuple[str, list[str]] | None:
@@ -358,53 +318,14 @@ def _split(text: str) -> list[str] | None:
     return None if depth else [*items, text[start:].strip()]
 
 
-# ---- algebra
-
-
-@cache
-def prepare():
-    """math-verify, imported; a grader process calls this before its clock starts."""
-    import math_verify
-
-    # It warns that its time limits are off, which they are meant to be.
-    logging.getLogger("math_verify").setLevel(logging.ERROR)
-    # Its patterns and its parser's tables are made when first used, which would be in every new grader process.
-    tried = [math_verify.parse(rf"\boxed{{{text}}}", parsing_timeout=None) for text in (r"\frac{x}{2}", "(1,2]", "x=1")]
-    math_verify.verify(tried[0], tried[2], timeout_seconds=None)
-    return math_verify
-
-
-def parse(text: str) -> list:
-    """Parse a text with math-verify."""
-    return prepare().parse(text, parsing_timeout=None)
-
-
-@lru_cache(maxsize=256)
-def parse_gold(gold: str) -> list:
-    return parse(delimited(gold))
-
-
-def delimited(text: str) -> str:
-    """math-verify takes bare text for prose, where it sees numbers only; a box makes it LaTeX."""
-    return text if re.search(r"\$|\\\(|\\\[|\\boxed", text) else f"\\boxed{{{text}}}"
-
-
-def verified(gold: list, found: list) -> bool:
-    return bool(gold and found) and prepare().verify(gold, found, timeout_seconds=None)
-
-
-def _by_math_verify(gold: str, found: str) -> bool:
-    return verified(parse_gold(gold), parse(delimited(found)))
-
-
-def _rounds_to(exact: str, decimal: str) -> bool:
-    """`decimal` is a decimal number of ROUNDED_DIGITS or more, and `exact` an expression with that rounded value."""
-    value = read_number(decimal)
-    if value is None or value.decimals is None or value.digits < ROUNDED_DIGITS or re.search(r"[0-9]\.[0-9]", exact):
-        return False
-    for expression in parse_gold(exact):
-        expression = getattr(expression, "rhs", expression)
-        if getattr(expression, "is_number", False) and getattr(expression, "is_real", False):
-            difference = (expression - Fraction(value.value)).evalf(30)
-            return bool(abs(difference) <= Fraction(1, 2 * 10**value.decimals))
-    return False
+JUDGES = (
+    _same_numbers,
+    _same_base,
+    _same_time,
+    same_choice,
+    _same_parts,
+    same_qualifiers,
+    _same_function,
+    same_words,
+)
+"""Judges that need no algebra, in this order: the first verdict counts."""

@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 
 from spmd_rl.rewards.math_equality.numbers import number_of, plain_number, read_number
+from spmd_rl.rewards.math_equality.spans import formula_around, is_list_of_numbers, western
 
 SEARCHED_CHARACTERS = 4000
 """The end of a response that is searched when it states no answer; math-verify's patterns are slow on long texts."""
@@ -79,8 +80,8 @@ def find_answer(response: str, numeric: bool, places: tuple[str, ...] = PLACES) 
     if markers:
         line = _first_formula_or_line(text[markers[-1].end() :].lstrip())
         answer = pick(_SUM_EQUALS.sub("", line, count=1), last=False) if numeric else line
-        if numeric and (whole := tidy(line.partition("=")[2] or line)) and read_number(whole):
-            answer = whole
+        if numeric and (whole := tidy(line.partition("=")[2] or line)):
+            answer = whole if read_number(whole) or is_list_of_numbers(whole) else answer
         if answer:
             return Found(tidy(answer), "answer is" if re.search(_IS, markers[-1][0], re.IGNORECASE) else "answer:")
     if "final" not in places:
@@ -147,7 +148,7 @@ def final_text(response: str) -> tuple[str, bool]:
 
     LaTeX's thousands separators have become commas.
     """
-    text = THOUSANDS.sub(",", response.rpartition("</think>")[2])
+    text = THOUSANDS.sub(",", western(response.rpartition("</think>")[2]))
     end = text.rfind("</answer>")
     start = text.rfind("<answer>", 0, end) if end >= 0 else -1
     if start < 0:
@@ -157,16 +158,22 @@ def final_text(response: str) -> tuple[str, bool]:
 
 def _first_formula_or_line(text: str) -> str:
     formula = _FORMULA.match(text[:SEARCHED_CHARACTERS])
-    return formula[0] if formula and _is_mathematics(formula[0]) else text.partition("\n")[0].strip()
+    delimited = formula and "frac" not in formula[0][:7] and _is_mathematics(formula[0])
+    return formula[0] if formula and delimited else text.partition("\n")[0].strip()
 
 
 def pick(text: str, last: bool) -> str | None:
-    """The last (or first) number or formula in a text; a formula wins over the numbers in it."""
+    """Return the last (or first) number or formula in a text; a formula wins over the numbers in it."""
     numbers = [(m.start(), m.end(), m[0]) for m in _NUMBER.finditer(text)]
     formulas = [(m.start(), m.end(), m[0]) for m in _FORMULA.finditer(text) if _is_mathematics(m[0])]
     if last:
-        return max(numbers + formulas, key=lambda m: (m[1], -m[0]), default=(0, 0, None))[2]
-    return min(numbers + formulas, key=lambda m: (m[0], -m[1]), default=(0, 0, None))[2]
+        found = max(numbers + formulas, key=lambda m: (m[1], -m[0]), default=None)
+    else:
+        found = min(numbers + formulas, key=lambda m: (m[0], -m[1]), default=None)
+    if found is None:
+        return None
+    delimited = found[2].startswith(("$", r"\(", r"\["))
+    return found[2] if delimited and found in formulas else formula_around(text, found[0], found[1]) or found[2]
 
 
 def is_prose(text: str) -> bool:

@@ -1,11 +1,18 @@
 """Numbers as people and models write them, read exactly and without importing anything heavy."""
 
+import math
 import re
 from dataclasses import dataclass
 from fractions import Fraction
 
-DECIMALS = 6
-"""Digits after the point that must agree when one side is a decimal, as in math-verify (0.333333 is 1/3)."""
+ROUNDED_DIGITS = 4
+"""A decimal of so many significant digits stands for the exact value that it is the rounded value of (2.6667: 8/3)."""
+CUT_DIGITS = 7
+"""A decimal of so many significant digits may as well be the exact value cut off (0.6666666: 2/3)."""
+DECIMAL_DIGITS = 6
+"""A decimal with so many significant digits and digits after the point stands for a longer one rounded to it."""
+_FLOAT_DIGITS = 15
+"""Longer decimals were computed in double precision: 0.30000000000000004 is 0.3."""
 PLAIN_CHARACTERS = 100
 """Longer numbers go to math-verify; Python itself refuses to read those of some thousand digits."""
 _EXPONENT = 400
@@ -17,14 +24,15 @@ _PLAIN = re.compile(
 )
 _SPACED = re.compile(r"(?<![0-9.,])([1-9][0-9]{0,2})((?:[ \u00a0\u202f][0-9]{3})+)(?![0-9])")
 _DECIMAL_COMMA = re.compile(r"([-+]?)([0-9]+|[1-9][0-9]{0,2}(?:\.[0-9]{3})+),([0-9]+)")
-_THOUSANDS = re.compile(r"[1-9][0-9]{0,2}(?:,[0-9]{3})+")
+# What can't be the list of two integers: 0,25 and 3,05 and 1.234,5 and 1000,99.
+_NO_LIST = re.compile(r"[-+]?(?:0,[0-9]{2,}|[0-9]+,0[0-9]+|[0-9]{4,},[0-9]{2}|[0-9]+\..*)")
 _MIXED = re.compile(
     r"([-+]?)\s*([0-9]{1,12})(?:\s+|\s*\\ \s*|\s*(?=\\frac))"
     r"(?:\\frac\s*\{([0-9]{1,12})\}\s*\{([0-9]{1,12})\}|([0-9]{1,12})/([0-9]{1,12}))"
 )
 _FRACTION = re.compile(r"([-+]?)\s*\\frac\s*\{([-+]?[0-9]{1,40})\}\s*\{([0-9]{1,40})\}")
 _SCIENTIFIC = re.compile(
-    r"([-+]?[0-9]{1,40}(?:\.[0-9]{1,40})?)(?:[eE]([-+]?[0-9]{1,4})"
+    r"([-+]?[0-9]{1,40}(?:\.(?P<decimals>[0-9]{1,40}))?)(?:[eE]([-+]?[0-9]{1,4})"
     r"|\s*(?:\\times|\\cdot|×|\*)\s*10\s*(?:\^|\*\*)\s*(?:\{([-+]?[0-9]{1,4})\}|([-+]?[0-9]{1,4})))"
 )
 _PERCENT = re.compile(
@@ -49,7 +57,7 @@ class Value:
     percent: bool = False
     """The value is that of the number before the percent sign."""
     decimals: int | None = None
-    """Digits after the point; None: it has no point."""
+    """Digits after the point, less than none where a power of ten follows; None: it has no point."""
     digits: int = 0
     """Significant digits, of a number with a point."""
     fraction: tuple[int, int] | None = None
@@ -72,8 +80,9 @@ def plain_number(text: str) -> Fraction | None:
 
 
 def read_number(text: str) -> Value | None:
-    """`text` as a number, in any of the ways of writing one: what plain_number reads, and percent, 1 000, 1000,99,
-    4 4/9, 4\\frac{4}{9}, \\frac{4}{9}, 1.5e3, 1.5 \\times 10^{3}, 5 million. None when it is something else."""
+    """Return `text` as a number, in any of the ways of writing one: what plain_number reads, and percent, 1 000,
+    1000,99, 4 4/9, 4\\frac{4}{9}, \\frac{4}{9}, 1.5e3, 1.5 \\times 10^{3}, 5 million. None when it is something else;
+    3,5 is a list of two."""
     if len(text) > PLAIN_CHARACTERS:
         return None
     text = text.strip().replace("\u2212", "-")
@@ -91,7 +100,7 @@ def read_number(text: str) -> Value | None:
         digits = re.sub(r"\D", "", text).lstrip("0") if point else ""
         fraction = (int(divisor[1].replace(",", "")), int(divisor[2])) if divisor and not point else None
         return Value(value, False, len(point[1]) if point else None, len(digits), fraction)
-    if (match := _DECIMAL_COMMA.fullmatch(text)) and not _THOUSANDS.fullmatch(text.lstrip("+-")):
+    if (match := _DECIMAL_COMMA.fullmatch(text)) and _NO_LIST.fullmatch(text):
         sign, whole, decimals = match[1], match[2].replace(".", ""), match[3]
         return Value(Fraction(f"{sign}{whole}.{decimals}"), False, len(decimals), len((whole + decimals).lstrip("0")))
     if match := _MIXED.fullmatch(text):
@@ -106,9 +115,13 @@ def read_number(text: str) -> Value | None:
         value = Fraction(int(match[2]), int(match[3]))
         return Value(-value if match[1] == "-" else value, fraction=(abs(int(match[2])), int(match[3])))
     if match := _SCIENTIFIC.fullmatch(text):
-        exponent = int(match[2] or match[3] or match[4])
+        exponent = int(match[3] or match[4] or match[5])
         if abs(exponent) <= _EXPONENT:
-            return Value(Fraction(match[1]) * Fraction(10) ** exponent)
+            value = Fraction(match[1]) * Fraction(10) ** exponent
+            if match["decimals"] is None:
+                return Value(value)
+            digits = re.sub(r"\D", "", match[1]).lstrip("0")
+            return Value(value, decimals=len(match["decimals"]) - exponent, digits=len(digits))
     return None
 
 
@@ -148,6 +161,33 @@ def number_of(text: str) -> Value | None:
     return value
 
 
-def same_number(a: Fraction, b: Fraction) -> bool:
-    """Equal, or equal once rounded to DECIMALS digits where one of the two is no integer."""
-    return a == b or (a.denominator * b.denominator != 1 and round(a, DECIMALS) == round(b, DECIMALS))
+def same_value(gold: Value, found: Value) -> bool:
+    """Equal numbers; 28% is 28 as well as 0.28; a decimal may be the other side rounded, as its digits allow."""
+    if gold.percent != found.percent:
+        percent, other = (gold, found) if gold.percent else (found, gold)
+        decimals = None if percent.decimals is None else percent.decimals + 2
+        part = Value(percent.value / 100, decimals=decimals, digits=percent.digits)
+        return _same_written(percent, other) or _same_written(part, other)
+    if gold.fraction and found.fraction and math.gcd(*gold.fraction) == 1 < math.gcd(*found.fraction):
+        return False
+    return _same_written(gold, found)
+
+
+def _same_written(a: Value, b: Value) -> bool:
+    return a.value == b.value or _stands_for(a, b) or _stands_for(b, a)
+
+
+def _stands_for(decimal: Value, other: Value) -> bool:
+    """True when `decimal`, with the digits that it has, is another spelling of `other`; an integer is exact."""
+    if decimal.decimals is None:
+        return False
+    difference, unit = abs(decimal.value - other.value), Fraction(10) ** -decimal.decimals
+    if decimal.digits >= _FLOAT_DIGITS and difference * 10**14 <= abs(other.value):
+        return True
+    if other.decimals is not None:
+        enough = min(decimal.digits, decimal.decimals) >= DECIMAL_DIGITS and other.decimals > decimal.decimals
+        return enough and 2 * difference <= unit
+    if other.value.denominator == 1 or decimal.digits < ROUNDED_DIGITS:
+        return False
+    cut = decimal.digits >= CUT_DIGITS and abs(decimal.value) < abs(other.value)
+    return difference < unit if cut else 2 * difference <= unit

@@ -1,9 +1,12 @@
 """Is the response's final answer mathematically equal to the gold answer? The one grader of answers."""
 
 from spmd_rl.rewards.grade import Grade, RewardSample
-from spmd_rl.rewards.math_equality.equal import equal, parse, parse_gold, prepare, verified
+from spmd_rl.rewards.math_equality.algebra import parse, parse_gold, prepare, verified
+from spmd_rl.rewards.math_equality.equal import clean, equal
 from spmd_rl.rewards.math_equality.extract import PLACES, THOUSANDS, boxes, find_answer, is_prose, tidy
-from spmd_rl.rewards.math_equality.numbers import plain_number, read_number, same_number
+from spmd_rl.rewards.math_equality.numbers import plain_number, read_number
+from spmd_rl.rewards.math_equality.spans import western
+from spmd_rl.rewards.math_equality.words import told
 
 
 def math_answer(sample: RewardSample, extract: str = "boxed|answer:|answer is|final") -> Grade:
@@ -47,7 +50,7 @@ def is_correct(gold: str, response: str, places: tuple[str, ...] = PLACES) -> Gr
 
 def _judge(gold: str, response: str, places: tuple[str, ...]) -> tuple[Grade, bool]:
     """The grade, and whether the response stated an answer (rather than one being guessed)."""
-    gold = tidy(THOUSANDS.sub(",", gold.rpartition("####")[2]))
+    gold = tidy(THOUSANDS.sub(",", western(gold.rpartition("####")[2])))
     if not gold:
         raise ValueError("the gold answer is empty, so nothing can equal it; drop the row or give it an answer")
     number = plain_number(gold)
@@ -62,7 +65,9 @@ def _judge(gold: str, response: str, places: tuple[str, ...]) -> tuple[Grade, bo
     if found.text == gold:
         same = True
     elif number is not None and answer is not None and "/" not in gold:
-        same = same_number(number, answer)
+        same = number == answer or ("." in gold + found.text and equal(gold, found.text))
+    elif not (found.stated or numeric) and (verdict := told(clean(gold), found.text)) is not None:
+        return Grade(float(verdict), "correct" if verdict else "wrong", found.text), False
     elif found.stated or numeric or not is_prose(found.text):
         same = equal(gold, found.text)
     else:

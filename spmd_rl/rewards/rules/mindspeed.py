@@ -8,7 +8,7 @@ compared by math_answer, so a right answer in another spelling is right by every
 import re
 
 from spmd_rl.rewards.grade import Grade, RewardSample
-from spmd_rl.rewards.math_equality.equal import prepare
+from spmd_rl.rewards.math_equality.algebra import prepare
 from spmd_rl.rewards.rules.math_answer import graded
 
 _END = re.compile(r"</s>|<\|im_end\|>|<\|endoftext\|>")

@@ -2,6 +2,8 @@ import json
 import os
 import subprocess
 import sys
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -9,13 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spmd_rl.rewards.grade import RewardSample
-from spmd_rl.rewards.math_equality.equal import delimited, parse, verified
 from spmd_rl.rewards.math_equality.extract import find_answer, last_boxed
-from spmd_rl.rewards.math_equality.numbers import plain_number, same_number
+from spmd_rl.rewards.math_equality.numbers import plain_number, read_number, same_value
 from spmd_rl.rewards.rules import math_answer as rule
 from spmd_rl.rewards.rules.math_answer import is_correct
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[3]
 
 
 def data(name: str) -> Path:
@@ -125,13 +126,29 @@ numbers = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
-@given(numbers, numbers, st.booleans())
-def test_the_quick_comparison_of_numbers_says_what_math_verify_says(a, b, same):
+@settings(max_examples=300, deadline=None)
+@given(numbers, numbers, st.booleans(), st.integers(0, 8))
+def test_numbers_are_equal_by_value_and_else_only_where_the_shorter_is_the_longer_rounded(a, b, same, places):
     if same:
-        b = a.replace(",", "")
-    quick = same_number(plain_number(a), plain_number(b))
-    assert quick == verified(parse(delimited(a)), parse(delimited(b)))
+        rounded = round(plain_number(a), places)
+        b = f"{Decimal(rounded.numerator) / rounded.denominator:f}"
+    x, y = read_number(a), read_number(b)
+    assert same_value(x, y) == same_value(y, x) == is_correct(a, f"\\boxed{{{b}}}").correct
+    if x.value == y.value:
+        assert same_value(x, y)
+    elif same_value(x, y):
+        shorter, longer = sorted((x, y), key=lambda value: value.decimals)
+        assert shorter.decimals >= 6 and shorter.digits >= 6
+        assert abs(x.value - y.value) <= abs(longer.value) / 10**5 / 2
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 9999), st.integers(-300, 300), st.integers(1, 9999), st.integers(-300, 300))
+def test_numbers_of_any_size_are_equal_only_if_they_are(a, m, b, n):
+    gold, found = rf"{a} \times 10^{{{m}}}", rf"{b} \times 10^{{{n}}}"
+    assert is_correct(gold, rf"\boxed{{{found}}}").correct is (Fraction(a) * Fraction(10) ** m == b * Fraction(10) ** n)
+    assert is_correct(gold, rf"\boxed{{{a}e{m}}}").correct
+    assert not is_correct(gold, r"\boxed{0}").correct and not is_correct("0", rf"\boxed{{{found}}}").correct
 
 
 @pytest.mark.parametrize(
@@ -163,9 +180,9 @@ def test_every_gsm8k_solution_is_right_by_itself_and_wrong_with_another_number(s
         assert is_correct(gold, f"The answer is {int(number.replace(',', '')) + 1}.").score == 0.0
 
 
-# Lists without brackets have no order for Math-Verify, and one for Hendrycks (279). A number counts wherever it stands,
-# so also between delimiters that a line break makes useless (28, 29; Math-Verify's default finds them as well).
-READ_OTHERWISE = {279, 28, 29}
+# A number counts wherever it stands, so also between delimiters that a line break makes useless (Math-Verify's default
+# finds them as well).
+READ_OTHERWISE = {28, 29}
 
 
 def test_the_verdicts_on_public_graders_own_cases_agree_and_no_other_wrong_answer_is_correct():
@@ -177,7 +194,7 @@ def test_the_verdicts_on_public_graders_own_cases_agree_and_no_other_wrong_answe
         correct = is_correct(str(case["gold"]), response).correct
         agreed += correct is case["expected"]
         generous |= {case["id"]} if correct and case["expected"] is False else set()
-    assert len(cases) == 204 and agreed >= 198 and generous == READ_OTHERWISE
+    assert len(cases) == 204 and agreed >= 200 and generous == READ_OTHERWISE
 
 
 def test_every_answer_of_the_data_sets_is_right_by_itself():
@@ -209,6 +226,28 @@ def test_what_public_graders_normalise_to_the_same_is_the_same_answer():
 
 
 EQUAL = r"""
+\frac{1}{3628800} | 2.756e-7
+\frac{1}{3628800} | 2.756 \times 10^{-7}
+1.6 \times 10^{-19} | 1.6e-19
+1.6 \times 10^{-19} | 0.00000000000000000016
+\frac{2}{3} | 0.6666666666666666
+\frac{1}{3} | 0.333333
+0.3 | 0.30000000000000004
+3.141593 | 3.14159265
+\sqrt{2} | 1.414214
+2.74 | 2,74
+3,7 | 7,3
+x = 3, y = 4 | y = 4, x = 3
+x = 3, y = 4 | 3, 4
+x_1 = 2, x_2 = 3 | 3, 2
+1, 2, 4 | 4, 2, 1
+\frac{1}{2} | \frac{1}{2} \text{ or } 0.5
+f(x) = 2 - x | f(t) = 2 - t
+B | Option B
+B | \textbf{(B)}
+B | \text{(B) } 12
+B | choice (b) 12
+B | B: 12
 17\text{ any text} | 17
 5 | 5 apples
 5 | 5 \text{ cm}^2
@@ -226,7 +265,6 @@ odd | Odd
 3:00 PM | 3:00 p.m.
 xy | yx
 \{1,2\} | \{2,1\}
-1,2 | 1.2
 1000,99 | 1 000.99
 4\frac{4}{9} | \frac{40}{9}
 1.5 \times 10^{3} | 1500
@@ -249,6 +287,46 @@ x \leq 5 | (-\infty,5]
 (x+1)(x-1) | x^2-1
 """
 DIFFERENT = r"""
+1,2 | 1.2
+7,4 | 7.4
+2.5 | 2,5
+12,25 | 12.25
+1.6 \times 10^{-19} | 9.1 \times 10^{-31}
+0 | 10^{-8}
+0 | 0.00000001
+\frac{1}{3628800} | 0
+\frac{1}{1000000} | \frac{1}{1000001}
+\frac{13983815}{13983816} | 1
+\frac{\sqrt{2}}{10^{20}} | \frac{\sqrt{3}}{10^{20}}
+\frac{x}{10^{20}} | \frac{x}{10^{21}}
+10^{-20} | 0.0
+(10^{-8},1) | (10^{-9},1)
+\{10^{-8},1\} | \{10^{-9},1\}
+[0,10^{-8}] | [0,10^{-9}]
+x = 10^{-8} | x = 10^{-9}
+e^{-50} | e^{-51}
+1 | 0.9999999
+100 | 100.0000001
+0.0000001 | 0.0000002
+0.5 | 0.5000001
+\begin{pmatrix} 10^{-9} & 1 \end{pmatrix} | \begin{pmatrix} 10^{-8} & 1 \end{pmatrix}
+9 | 9 \text{ or more}
+9 | \text{at least }9
+9 | 9\text{ and a half}
+9 | 9 or 10
+9 \text{ or less} | 9 \text{ or more}
+(2,1) | (5,3)
+x = 3, y = 4 | 4, 3
+AB = 4, CD = 5 | 5, 4
+3, 1, 2 | 1, 2, 3
+C, A, B | A, B, C
+B | B, C
+B | B and C
+B | B is wrong
+B | (B) or (C)
+B | B-A
+f(x) = 2x | g(x) = 2x
+f(x) = 2x | f(y) = 2x
 C | B. x = 42
 odd | \text{oddd}
 cat | act
@@ -349,3 +427,95 @@ def test_a_place_that_does_not_exist_is_named():
 def test_a_hostile_response_is_not_correct_and_does_not_raise(response):
     for gold in ("7", "x+1"):
         assert not is_correct(gold, response).correct
+
+
+@pytest.mark.parametrize(
+    "gold, response",
+    [
+        ("3", r"so it is \frac{\sqrt{5}}{3}"),
+        ("3", r"The answer is \sqrt{3}"),
+        ("3", "the root is √3"),
+        ("3", "so sqrt(3)"),
+        ("4", "The vertex is (2, 4)"),
+        ("2", "The answer is $(2, 4)$."),
+        ("7", "the interval [5, 7]"),
+        ("7", r"The set is \{5, 7\}"),
+        ("8", "So we get 3^{8}"),
+        ("8", "So we get 3^8, at most."),
+        ("6", "The answer is 6x"),
+        ("6", r"The answer is 6\sqrt{5}"),
+        ("6", "The answer is 6 or 7"),
+        ("6", "The answer is 6, 7."),
+        ("3", r"thus \pi/3"),
+        ("4", r"x = 2 \pi / 4"),
+        (r"\frac{1}{5}", r"The answer is \frac{1}{5}\ln 3"),
+        ("9", r"\binom{4}{9}"),
+        ("9", r"\log_{2} 9"),
+        ("5", r"-\frac{1+\sqrt{2}}{5}"),
+    ],
+)
+def test_a_number_in_the_middle_of_a_formula_is_not_the_answer(gold, response):
+    assert not is_correct(gold, response).correct
+
+
+@pytest.mark.parametrize(
+    "gold, response",
+    [
+        ("3", r"\frac{\sqrt{36}}{2} = 3"),
+        ("3", r"This is \frac{\sqrt{36}}{2}."),
+        ("1500", r"So it weighs 1.5 \times 10^{3}"),
+        ("36", r"The angle is 36^\circ."),
+        ("5", "The point (1, 2) has distance 5"),
+        ("5", "(see above) 5"),
+        ("5", "It costs $5/hour"),
+        ("5", r"It is **5** (not 4, as before)."[:11]),
+        ("5", "It takes 5m"),
+        ("3", "So x = 5 - 2 = 3."),
+        ("42", "the answer is ４２"),
+        ("42", "答案是４２。"),
+        ("42", "the answer is ٤٢"),
+    ],
+)
+def test_a_number_beside_a_formula_or_in_another_script_is_found(gold, response):
+    assert is_correct(gold, response).correct
+
+
+@pytest.mark.parametrize(
+    "gold, response",
+    [
+        ("D", "The answer is D, since the others are even."),
+        ("D", "<answer>Option D</answer>"),
+        ("D", "D. because it is odd"),
+        ("D", "D - the longest text"),
+        ("D", "The answer is D - the sum of both"),
+        ("D", "The answer is **D**, because 5 is odd."),
+        ("D", "`D`"),
+        ("D", "Let me see.\n\nTherefore option D."),
+        ("D", "So the correct choice is D: twelve"),
+        ("D", "The final answer is (D) 12 cm."),
+        ("D", "Answer: (d)"),
+        ("No", "**No**"),
+        ("No", "_No_"),
+        ("No", "Reasons.\n\n`No`."),
+        ("No", "The answer is **No**, because 4 is even."),
+        ("even", "Answer: *even*, since 2 divides it."),
+    ],
+)
+def test_a_choice_or_a_word_is_read_in_a_sentence_and_in_markdown(gold, response):
+    assert is_correct(gold, response).correct
+    other = {"D": "C", "No": "Yes", "even": "odd"}[gold]
+    assert not is_correct(other, response).correct
+
+
+@pytest.mark.parametrize(
+    "response",
+    ["The answer is D or E.", "Option D is wrong", "The answer is not D", "C, D, E", "D and E", "(D) and (E)"],
+)
+def test_a_choice_among_others_or_denied_is_none(response):
+    assert not is_correct("D", response).correct
+
+
+@pytest.mark.parametrize("folder", ["04_small_numbers", "05_choice_in_a_sentence"])
+def test_the_cases_of_users_are_judged_right(folder):
+    for case in map(json.loads, data(f"../cases/{folder}/cases.jsonl").open(encoding="utf-8")):
+        assert is_correct(case["gold"], case["response"]).correct is (case["should_be"] == "correct"), case
