@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from spmd.hostile import HARMS, set_trap
-from spmd.ranks import arguments, ready, report
+from spmd.ranks import arguments, end_megatron, join, ready, report
 
 
 def main() -> None:
@@ -18,7 +18,6 @@ def main() -> None:
     import torch
     import torch.distributed as dist
 
-    from spmd_rl.distributed import world as worlds
     from spmd_rl.distributed.gather import gather
     from spmd_rl.distributed.layout import TrainLayout
     from spmd_rl.training.parallel import start_parallel
@@ -27,7 +26,7 @@ def main() -> None:
     from spmd_rl.weights.files.hf_reader import load_shard
     from spmd_rl.worker.shard_saver import ShardSaver
 
-    world = worlds.start(platform, 300)
+    world = join(platform)
     asked = arguments()
     shape = read_model_shape(asked["model"])
     config = dataclasses.replace(Config(model=ModelConfig(path=asked["model"], dtype="float32")))
@@ -117,8 +116,4 @@ def main() -> None:
                 said.append([child.status() for child in psutil.Process().children(recursive=True)])
     report(world.rank, {"said": json.loads(json.dumps(said, default=list))})
     dist.barrier(group=world.payload)
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()
+    end_megatron()

@@ -2,7 +2,7 @@
 
 import os
 
-from spmd.ranks import arguments, end_megatron, ready, report
+from spmd.ranks import arguments, end_megatron, join, ready, report
 
 METADATA = {"non_homogeneous_layers": True, "singleton_local_shards": False}
 
@@ -15,7 +15,6 @@ def main() -> None:
     from megatron.core import dist_checkpointing, parallel_state
 
     from spmd_rl.config.config import ParallelConfig
-    from spmd_rl.distributed import world as worlds
     from spmd_rl.distributed.layout import TrainLayout
     from spmd_rl.training.megatron_config import transformer_config
     from spmd_rl.training.model import build_model
@@ -25,7 +24,7 @@ def main() -> None:
     from spmd_rl.weights.files.hf_reader import load_shard
     from spmd_rl.weights.files.weight_source import fill_shard
 
-    world = worlds.start(platform, 600)
+    world = join(platform)
     results = []
     for case in arguments()["cases"]:
         shape = read_model_shape(case["model"])
@@ -58,7 +57,3 @@ def main() -> None:
             dist_checkpointing.save(sharded(), case["save"])
         results.append({"wrong": wrong, "compared": len(expected), "parameters": len(held)})
     report(world.rank, {"cases": results})
-
-
-if __name__ == "__main__":
-    main()

@@ -1,9 +1,8 @@
 """One rank of tests/spmd/test_engine.py: engines of many models and layouts, one after another in one process."""
 
 import gc
-import os
 
-from spmd.ranks import arguments, ready, report
+from spmd.ranks import arguments, join, ready, report
 
 TEMPERATURE = 0.8
 RESPONSE = 8
@@ -14,20 +13,18 @@ def main() -> None:
     from vllm.distributed import parallel_state
     from vllm.triton_utils import dispatcher
 
-    from spmd_rl.distributed import world as worlds
-
     # The process groups outlive each engine here, for the next one.
     parallel_state.destroy_distributed_environment = lambda: None
     # Each engine would collect garbage seven times, a third of a second each.
-    gc.collect = lambda *generation: 0
-    world = worlds.start(platform, 300)
+    collect, gc.collect = gc.collect, lambda *generation: 0
+    world = join(platform)
     found = []
     for case in arguments()["cases"]:
         found.append(_case(case, world, platform))
         # The first engine's kernels stay bound.
         dispatcher._rebind_kernels = lambda *arguments, **options: None
+    gc.collect = collect
     report(world.rank, {"cases": found})
-    os._exit(0)
 
 
 def _case(case: dict, world, platform) -> dict:
@@ -102,7 +99,3 @@ def _generate(engine, count: int, shape) -> list[dict]:
         {"prompt": c.prompt.tolist(), "response": c.response.tolist(), "logprobs": c.logprobs.tolist()}
         for c in sorted(made, key=lambda completion: completion.id)
     ]
-
-
-if __name__ == "__main__":
-    main()

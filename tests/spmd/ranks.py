@@ -1,33 +1,20 @@
-"""Starts a script on several CPU ranks and brings back what each rank reports."""
+"""Run a module's `main()` on several CPU ranks, and bring back what each rank reports."""
 
 import importlib
 import json
 import os
-import subprocess
-import tempfile
 from pathlib import Path
 from typing import Any
 
-from spmd_rl.testing.launcher import ROOT, environment, torchrun
+from spmd.server import server
+from spmd_rl.testing.launcher import ROOT
+
+__all__ = ("ROOT", "arguments", "end_megatron", "join", "ready", "report", "run_ranks")
 
 
 def run_ranks(module: str, ranks: int, arguments: dict, timeout_seconds: float = 600) -> list[dict]:
-    """Run `python -m module` under torchrun; each rank calls `report(...)` once. Returns the reports in rank order."""
-    with tempfile.TemporaryDirectory() as directory:
-        (Path(directory) / "arguments.json").write_text(json.dumps(arguments))
-        done = subprocess.run(
-            torchrun(ranks, "-m", module),
-            env=environment(
-                ROOT / "tests", SPMD_TEST_DIR=directory, VLLM_LOGGING_LEVEL="ERROR", PYTHONWARNINGS="ignore"
-            ),
-            cwd=ROOT,
-            timeout=timeout_seconds,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, f"{module} on {ranks} ranks failed:\n{done.stdout[-4000:]}\n{done.stderr[-8000:]}"
-        return [json.loads((Path(directory) / f"rank{rank}.json").read_text()) for rank in range(ranks)]
+    """Have so many ranks call `module.main()`, which calls `report(...)` once. Returns the reports in rank order."""
+    return server(ranks).run(module, arguments, timeout_seconds)
 
 
 def arguments() -> dict:
@@ -40,6 +27,19 @@ def report(rank: int, value: dict) -> None:
     (Path(os.environ["SPMD_TEST_DIR"]) / f"rank{rank}.json").write_text(json.dumps(value))
 
 
+_patched: set[str] = set()
+_worlds: list[Any] = []
+
+
+def join(platform: Any) -> Any:
+    """In a rank: the world, which all jobs of a server share."""
+    from spmd_rl.distributed import world as worlds
+
+    if not _worlds:
+        _worlds.append(worlds.start(platform, 600))
+    return _worlds[0]
+
+
 def ready(*libraries: str) -> Any:
     """In a rank, before it imports them: the CPU platform, its environment set and the libraries' patches applied."""
     from spmd_rl.patches.patch import apply_all
@@ -47,7 +47,9 @@ def ready(*libraries: str) -> Any:
 
     platform = current("cpu")
     platform.set_environment()
-    patches = [importlib.import_module(f"spmd_rl.patches.{library}").PATCHES for library in libraries]
+    new = [library for library in libraries if library not in _patched]
+    _patched.update(new)
+    patches = [importlib.import_module(f"spmd_rl.patches.{library}").PATCHES for library in new]
     apply_all([patch for some in patches for patch in some], platform.patches)
     return platform
 

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -12,11 +11,11 @@ SCRIPT = """
 import os, sys, time
 sys.path.insert(0, {root!r})
 from spmd_rl.distributed import world as worlds
-from spmd_rl.distributed.commands import Commands, MissingRanks
+from spmd_rl.distributed.commands import ControlChannel, MissingRanks
 from spmd_rl.platforms import current
 
 world = worlds.start(current("cpu"), 60)
-commands = Commands(world, 2.0)
+commands = ControlChannel(world, 2.0)
 if world.rank == 0:
     commands.send("generate", {{"rows": [1, 2]}})
     answers = commands.collect("mine")
@@ -51,7 +50,6 @@ def test_a_rank_that_never_arrives_is_named_with_the_verb(tmp_path):
         "3",
         str(script),
     ]
-    started = time.monotonic()
     running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
         line = next(line for line in running.stdout if line.startswith("REFUSED"))
@@ -60,7 +58,6 @@ def test_a_rank_that_never_arrives_is_named_with_the_verb(tmp_path):
         running.wait(30)
     assert "rank 1 did not arrive at verb 'score' within 2 s" in line
     assert "control_timeout_seconds" in line
-    assert time.monotonic() - started < 30
 
 
 def test_samples_reach_every_rank_that_trains_on_them_unchanged():

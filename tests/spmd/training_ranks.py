@@ -3,7 +3,7 @@
 import dataclasses
 import math
 
-from spmd.ranks import arguments, end_megatron, ready, report
+from spmd.ranks import arguments, end_megatron, join, ready, report
 
 LEARNING_RATE, EPSILON = 0.1, 1e-2
 
@@ -18,14 +18,13 @@ def main() -> None:
 
     from spmd.samples import advantages_of, make_samples, perturb
     from spmd_rl.controller.planner import plan_microbatches
-    from spmd_rl.distributed import world as worlds
     from spmd_rl.distributed.layout import TrainLayout
     from spmd_rl.training.parallel import start_parallel
     from spmd_rl.training.trainer import Trainer
     from spmd_rl.weights.families import megatron_shard
     from spmd_rl.weights.files.hf_reader import load_shard
 
-    world = worlds.start(platform, 600)
+    world = join(platform)
     results = []
     for case in arguments()["cases"]:
         shape = read_model_shape(case["model"])
@@ -265,7 +264,3 @@ def gather_gradients(wrapped) -> None:
                     if rank != group.rank():
                         part.zero_()
                 dist.all_reduce(bucket.grad_data, group=group)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,10 +1,9 @@
 """One rank of tests/spmd/test_whole.py: the whole stack of a rank, told by rank 0 as the loop tells it."""
 
 import hashlib
-import os
 from dataclasses import asdict, replace
 
-from spmd.ranks import arguments, end_megatron, ready, report
+from spmd.ranks import arguments, end_megatron, join, ready, report
 
 
 def refresh_with_one_wrong_element(worker, rank: int, parameter: str, element: int) -> str:
@@ -32,11 +31,9 @@ def main() -> None:
     from vllm.distributed import parallel_state as groups_of_vllm
     from vllm.triton_utils import dispatcher
 
-    from spmd_rl.distributed import world as worlds
-
     # The process groups outlive each engine here, for the next one.
     groups_of_vllm.destroy_distributed_environment = lambda: None
-    world = worlds.start(platform, 600)
+    world = join(platform)
     found = []
     for case in arguments()["cases"]:
         found.append(_case(case, world, platform))
@@ -44,7 +41,6 @@ def main() -> None:
         # The first engine's kernels stay bound.
         dispatcher._rebind_kernels = lambda *arguments, **options: None
     report(world.rank, {"cases": found})
-    os._exit(0)
 
 
 def _case(given: dict, world, platform) -> dict:
@@ -125,7 +121,3 @@ def _case(given: dict, world, platform) -> dict:
     dist.barrier(group=world.control)
     worker.close()
     return found
-
-
-if __name__ == "__main__":
-    main()
