@@ -87,11 +87,6 @@ class TrainLayout:
         """Number of ranks."""
         return self.stage_ranks * self.pipeline
 
-    @property
-    def expert_data(self) -> int:
-        """Number of ranks that hold the same experts."""
-        return self.stage_ranks // (self.expert * self.expert_tensor)
-
     def coords(self, rank: int) -> TrainCoords:
         """Coordinates of a rank."""
         assert 0 <= rank < self.world, f"rank {rank} of a world of {self.world}"
@@ -109,11 +104,6 @@ class TrainLayout:
         """The ranks that hold the other tensor slices of this rank's layers and batch, itself included."""
         at = self.coords(rank)
         return tuple(self.rank(t, at.data, at.pipeline, at.context) for t in range(self.tensor))
-
-    def data_ranks(self, rank: int) -> tuple[int, ...]:
-        """The ranks that hold the same dense parameters and see other samples, itself included."""
-        at = self.coords(rank)
-        return tuple(self.rank(at.tensor, d, at.pipeline, at.context) for d in range(self.data))
 
     def pipeline_ranks(self, rank: int) -> tuple[int, ...]:
         """The ranks that this rank's micro-batches pass through, first stage first."""

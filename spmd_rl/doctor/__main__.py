@@ -1,4 +1,4 @@
-"""Finds what would stop or slow a run: `[torchrun ...] -m spmd_rl.doctor [--json] [--config FILE ...]`."""
+"""Find what would stop or slow a run: `[torchrun ...] -m spmd_rl.doctor [--json] [--config FILE ...]`."""
 
 import argparse
 import os
@@ -11,7 +11,7 @@ from spmd_rl.doctor.between import findings_of_all
 from spmd_rl.doctor.finding import Finding, as_json, from_plain, status, table
 from spmd_rl.doctor.links import Link, link_findings, measure, start_group
 from spmd_rl.doctor.local import Here, kind_of, local_findings, number, read_config
-from spmd_rl.doctor.node_rendezvous import Meeting
+from spmd_rl.doctor.node_rendezvous import NodeRendezvous
 from spmd_rl.platforms import current
 
 USER_ERROR = 2
@@ -57,23 +57,25 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
 
 
 def _with_others(here: Here, words: list[str], rank: int, own: list[Finding]) -> list[Finding]:
-    """Every rank gets all findings."""
+    """Return all findings, on every rank."""
     from torch.distributed import PrefixStore
 
-    store = PrefixStore(f"doctor/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", _store(rank, here.ranks))
+    from spmd_rl.distributed.rendezvous import meet
+
+    store = PrefixStore("doctor", meet(WAIT_SECONDS))
     found = own
     if here.nodes > 1 and local_rank_from_environment() == 0:
-        nodes = Meeting(PrefixStore("nodes", store), number("GROUP_RANK", 0), here.nodes, WAIT_SECONDS)
+        nodes = NodeRendezvous(PrefixStore("nodes", store), number("GROUP_RANK", 0), here.nodes, WAIT_SECONDS)
         found = findings_of_all(nodes, here, words, own)
-    ranks = Meeting(PrefixStore("ranks", store), rank, here.ranks, WAIT_SECONDS)
+    ranks = NodeRendezvous(PrefixStore("ranks", store), rank, here.ranks, WAIT_SECONDS)
     found = from_plain(ranks.share("found", [asdict(finding) for finding in found]))
     found += _links(here, ranks, store, found)
     ranks.leave()
     return found
 
 
-def _links(here: Here, ranks: Meeting, store: Any, found: list[Finding]) -> list[Finding]:
-    """Timed only where nothing is known to be in the way: a library would wait for it for a long time."""
+def _links(here: Here, ranks: NodeRendezvous, store: Any, found: list[Finding]) -> list[Finding]:
+    """Time the links, unless something is known to be in the way: a library would wait for it for a long time."""
     if any(finding.verdict == "stop" and finding.check in ("interface", "reach", "devices") for finding in found):
         return [Finding("links", "not timed, because of what is said above", "skip")]
     import torch.distributed as dist
@@ -88,17 +90,10 @@ def _links(here: Here, ranks: Meeting, store: Any, found: list[Finding]) -> list
         links = [Link(ranks.node, ranks.node, 0.0, 0.0, (str(error).splitlines() or ["failed"])[0])]
     everyone = ranks.gather("links", [asdict(link) for link in links])
     rows = [] if everyone is None else [Link(**link) for theirs in everyone for link in theirs]
-    told = ranks.share("link findings", [asdict(finding) for finding in link_findings(rows, here.ranks_here)])
+    shared = ranks.share("link findings", [asdict(finding) for finding in link_findings(rows, here.ranks_here)])
     if dist.is_initialized():
         dist.destroy_process_group()
-    return from_plain(told)
-
-
-def _store(rank: int, world: int) -> Any:
-    """The store that torchrun's agents hold, or rank 0's where somebody else started the ranks."""
-    from torch.distributed import rendezvous
-
-    return next(rendezvous("env://", rank, world))[0]
+    return from_plain(shared)
 
 
 if __name__ == "__main__":

@@ -97,9 +97,9 @@ def _look(options: argparse.Namespace, words: list[str]) -> list[Finding]:
         meet = network.port_finding("MEET_PORT", options.master_addr, options.meet_port)
         if meet.verdict == "stop":
             raise ValueError(f"{meet.found}; {meet.fix}")
-    meeting = join(options.master_addr, options.meet_port, options.node_rank, options.nnodes, options.wait_seconds)
-    everything = findings_of_all(meeting, here, words, found)
-    meeting.leave()
+    rendezvous = join(options.master_addr, options.meet_port, options.node_rank, options.nnodes, options.wait_seconds)
+    everything = findings_of_all(rendezvous, here, words, found)
+    rendezvous.leave()
     return everything
 
 

@@ -1,4 +1,4 @@
-"""Nodes that exchange small facts before any process group exists, over a TCPStore, as JSON."""
+"""Exchange small facts between nodes before any process group exists, over a TCPStore, as JSON."""
 
 import json
 import socket
@@ -11,8 +11,8 @@ from spmd_rl.doctor.clock_skew import offset
 EXCHANGES = 5
 
 
-class Meeting:
-    """One node's end: node 0 hears everybody and answers everybody.
+class NodeRendezvous:
+    """One node's end of a rendezvous: node 0 hears everybody and answers everybody.
 
     `store`: a torch.distributed store that all nodes are connected to.
     Every method raises ValueError that names the nodes that did not come within `timeout_seconds`.
@@ -23,7 +23,7 @@ class Meeting:
         self._store = store
 
     def gather(self, topic: str, facts: Any) -> list[Any] | None:
-        """Node 0 gets the facts of all nodes, in their order; the others None."""
+        """Return the facts of all nodes, in their order, on node 0; None on the others."""
         self._store.set(f"{topic}/{self.node}", json.dumps(facts))
         if self.node:
             return None
@@ -56,11 +56,11 @@ class Meeting:
             ) from error
 
     def exchange(self, topic: str, facts: Any) -> list[Any]:
-        """The facts of all nodes, on every node."""
+        """Return the facts of all nodes, on every node."""
         return self.share(topic, self.gather(topic, facts))
 
     def clock(self) -> list[tuple[float, float]] | None:
-        """On node 0: of each other node, (seconds its clock is ahead, how wrong that may be); elsewhere None."""
+        """Return, on node 0, each other node's (seconds its clock is ahead, how wrong that may be); None elsewhere."""
         stamps = []
         for node in range(1, self.nodes):
             for turn in range(EXCHANGES) if self.node in (0, node) else ():
@@ -81,7 +81,7 @@ class Meeting:
         return None if everyone is None else [tuple(found) for found in everyone[1:]]
 
     def leave(self) -> None:
-        """Node 0 holds the store: it goes last."""
+        """Wait on node 0, which holds the store, until the others have left."""
         self.gather("leave", None)
 
     def _get(self, key: str, deadline: float) -> Any:
@@ -95,7 +95,7 @@ class Meeting:
         return json.loads(self._store.get(key))
 
 
-def join(host: str, port: int, node: int, nodes: int, timeout_seconds: float) -> Meeting:
+def join(host: str, port: int, node: int, nodes: int, timeout_seconds: float) -> NodeRendezvous:
     """Meet the other nodes at node 0's address.
 
     Raises ValueError where the port is taken (node 0), or nobody answers there in time (the others).
@@ -121,11 +121,11 @@ def join(host: str, port: int, node: int, nodes: int, timeout_seconds: float) ->
             "command running on node 0, is that node 0's address on a network that both share, and does no firewall "
             "close the port?"
         ) from error
-    return Meeting(store, node, nodes, timeout_seconds)
+    return NodeRendezvous(store, node, nodes, timeout_seconds)
 
 
 def _listener(host: str, port: int, nodes: int) -> int:
-    """A file descriptor that listens at this address of this machine, and at no other.
+    """Return a descriptor that listens at this address of this machine, and at no other.
 
     Raises OSError where others can't reach what this machine takes for that address.
     """

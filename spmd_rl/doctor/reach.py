@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from spmd_rl.doctor.finding import Finding
-from spmd_rl.doctor.node_rendezvous import Meeting
+from spmd_rl.doctor.node_rendezvous import NodeRendezvous
 
 CONNECT_SECONDS = 3.0
 # With more nodes than this, each tries those at a distance of 1, 2, 4, ...: enough to find one that is cut off.
@@ -48,15 +48,14 @@ def connects(address: str, port: int, own: str, seconds: float = CONNECT_SECONDS
         return error.strerror or str(error)
 
 
-def reach(meeting: Meeting, own: str) -> list[Finding]:
+def reach(rendezvous: NodeRendezvous, own: str) -> list[Finding]:
     """A collective of the nodes: who cannot open a connection to whom. Every node gets all findings."""
     with listening(own) as port:
-        everyone = meeting.exchange("address", [own, port])
-        mine = {
-            other: why for other in peers(meeting.node, meeting.nodes) if (why := connects(*everyone[other], own=own))
-        }
-        tried = meeting.gather("reach", [[other, why] for other, why in mine.items()])
-        rows = meeting.share("reached", None if tried is None else tried)
+        everyone = rendezvous.exchange("address", [own, port])
+        others = {node: everyone[node] for node in peers(rendezvous.node, rendezvous.nodes)}
+        mine = {node: why for node, address in others.items() if (why := connects(*address, own=own))}
+        tried = rendezvous.gather("reach", [[other, why] for other, why in mine.items()])
+        rows = rendezvous.share("reached", None if tried is None else tried)
     return reach_findings([dict(map(tuple, row)) for row in rows], [address for address, _ in everyone])
 
 

@@ -11,7 +11,6 @@ def test_ranks_run_over_tensor_then_data_then_pipeline():
         at = layout.coords(rank)
         assert layout.rank(at.tensor, at.data, at.pipeline) == rank
     assert layout.tensor_ranks(5) == (4, 5)
-    assert layout.data_ranks(1) == (1, 3, 5)
     assert layout.pipeline_ranks(4) == (4, 10)
 
 

@@ -9,7 +9,7 @@ from spmd_rl.config.config import Config, ModelConfig, RunConfig
 from spmd_rl.doctor.clock_skew import clock_findings, offset
 from spmd_rl.doctor.fingerprint import code, compare, digest, settings
 from spmd_rl.doctor.links import Link, link_findings, rounds
-from spmd_rl.doctor.node_rendezvous import Meeting, join
+from spmd_rl.doctor.node_rendezvous import NodeRendezvous, join
 from spmd_rl.doctor.reach import connects, listening, peers, reach, reach_findings
 
 
@@ -20,7 +20,7 @@ def together(nodes: int, act, present=None, seconds: float = 20.0) -> list:
 
     def live(node: int) -> None:
         try:
-            told[node] = act(Meeting(store, node, nodes, seconds))
+            told[node] = act(NodeRendezvous(store, node, nodes, seconds))
         except ValueError as error:
             told[node] = error
 

@@ -144,7 +144,6 @@ class _Columns:
 
     def __init__(self, dataset: DatasetConfig, data: DataConfig, template: Template):
         self.dataset, self.template = dataset, template
-        self.data_system = data.system
         self.system = dataset.system if data.system is None else data.system
         if template.plain and self.system is not None:
             raise ValueError(

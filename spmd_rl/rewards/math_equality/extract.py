@@ -93,13 +93,11 @@ def find_answer(response: str, numeric: bool, places: tuple[str, ...] = PLACES) 
     return Found(tidy(answer) if answer else None, None if tagged else "final")
 
 
-def last_boxed(text: str) -> str | None:
-    """Content of the last \\boxed{} (or \\fbox{}) that is closed and not empty; of nested ones the inner."""
-    return boxes(text)[0]
-
-
 def boxes(text: str) -> tuple[str | None, str | None, int]:
-    """The last box's content; all contents where an answer is spread over several boxes; where the last one ends."""
+    """Return the last box's content, all contents where an answer is spread over several, and where the last ends.
+
+    A box, \\boxed{} or \\fbox{}, counts when it is closed and not empty; of nested ones the inner does.
+    """
     found: list[tuple[int, int, str]] = []  # where a command starts and ends, and its content
     opened: list[tuple[int, int] | None] = []  # where an open box and its content start, None for another brace
     for token in _BRACES.finditer(text):

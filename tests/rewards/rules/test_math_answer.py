@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spmd_rl.rewards.grade import RewardSample
-from spmd_rl.rewards.math_equality.extract import find_answer, last_boxed
+from spmd_rl.rewards.math_equality.extract import boxes, find_answer
 from spmd_rl.rewards.math_equality.numbers import plain_number, read_number, same_value
 from spmd_rl.rewards.rules import math_answer as rule
 from spmd_rl.rewards.rules.math_answer import is_correct
@@ -115,7 +115,7 @@ def test_an_empty_gold_answer_is_refused():
     ],
 )
 def test_the_last_closed_box_is_read(text, content):
-    assert last_boxed(text) == content
+    assert boxes(text)[0] == content
 
 
 numbers = st.builds(
