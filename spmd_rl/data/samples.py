@@ -14,8 +14,8 @@ SAMPLES = "samples"
 _STEP = re.compile(r"step_(\d+)")
 
 
-def conversation(scored: SampleReward, row: Mapping[str, Any], **kept: Any) -> dict[str, Any]:
-    """One line: what a sample earned, its prompt's columns, and what else is `kept` (step, question, response, ...).
+def sample_record(scored: SampleReward, row: Mapping[str, Any], **kept: Any) -> dict[str, Any]:
+    """Make a line: what a sample earned, its prompt's columns, and what else is `kept` (step, question, response, ...).
 
     Columns that JSON has no spelling for (images, bytes, NaN) are left out.
     """

@@ -32,7 +32,7 @@ class Console(Protocol):
         """Say what is being done from now on."""
 
     def advance(self, step: int) -> None:
-        """So many steps are done."""
+        """Show how many steps are done."""
 
     def close(self) -> None: ...
 
@@ -100,7 +100,7 @@ class _PhaseColumn(ProgressColumn):
 
 
 def step_line(row: Mapping[str, float], steps: int, world_size: int) -> str:
-    """One step in one line; what was not measured is left out.
+    """Write one step in one line; what was not measured is left out.
 
     tok/s counts prompt and response tokens of all ranks over the whole step.
     """
@@ -114,7 +114,7 @@ def step_line(row: Mapping[str, float], steps: int, world_size: int) -> str:
 
 
 def evaluation_line(step: int, metrics: Mapping[str, float]) -> str:
-    """The accuracy of each benchmark, or whatever else was measured."""
+    """Write the accuracy of each benchmark, or whatever else was measured."""
     accuracies = {name: value for name, value in metrics.items() if name.endswith("/accuracy")} or metrics
     when = f"after step {step}" if step else "before training"
     shown = [f"{_readable(name)} {value:.3f}" for name, value in accuracies.items()]
@@ -125,8 +125,8 @@ def _readable(name: str) -> str:
     return name.removeprefix("eval/").replace("/", " ")
 
 
-def conversation(sample: Mapping[str, Any]) -> str:
-    """A sample as a person reads it."""
+def sample_text(sample: Mapping[str, Any]) -> str:
+    """Return a sample as a person reads it."""
     head = f"reward {sample.get('reward')}  cause {sample.get('cause')}  finish {sample.get('finish_reason')}"
     said = (f"  {who + ':':<9} {_indented(sample[who])}" for who in ("prompt", "response"))
     return "\n".join([head, *said])

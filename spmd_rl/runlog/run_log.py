@@ -15,7 +15,7 @@ from spmd_rl.config.names import Phase
 from spmd_rl.config.redact import hidden
 from spmd_rl.data.samples import SAMPLES, samples_file, write_samples
 from spmd_rl.distributed.status import current_status, set_status
-from spmd_rl.runlog.console import SUMMARY, Console, console, conversation, evaluation_line, step_line, summary
+from spmd_rl.runlog.console import SUMMARY, Console, console, evaluation_line, sample_text, step_line, summary
 from spmd_rl.runlog.run_dir import EVALUATIONS, METRICS, RANKS, lost_work, set_aside, set_later_aside
 from spmd_rl.runlog.sinks import JsonLines, Sink, TensorBoard, WeightsAndBiases, require_wandb_key
 
@@ -201,10 +201,10 @@ class RunLog:
             )
 
     def samples(self, step: int, samples: Sequence[Mapping[str, Any]], show: int = 0) -> None:
-        """Keep conversations, as data.samples.conversation makes them; show the first few."""
+        """Keep samples, as data.samples.sample_record makes them; show the first few."""
         write_samples(self.run_dir / SAMPLES / samples_file(step), samples)
         for sample in samples[:show]:
-            self.note(conversation(sample))
+            self.note(sample_text(sample))
 
     def ranks(self, step: int, numbers: Sequence[Mapping[str, float]]) -> None:
         """Keep numbers of each rank, of which the metrics have the largest: in ranks.jsonl, in rank order."""

@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from spmd_rl.data.samples import conversation, samples_file, write_samples
+from spmd_rl.data.samples import sample_record, samples_file, write_samples
 from spmd_rl.data.sampling_params import SamplingParams
 from spmd_rl.data.seeds import sample_seed
 from spmd_rl.data.sources.prompts import Prompt
@@ -154,17 +154,17 @@ class Rollouts:
 
     def conversations(self, ids: Sequence[int], step: int) -> list[dict[str, Any]]:
         """Those of the graded samples that this rank holds, with all that is kept of them."""
-        return [self._conversation(sample, step) for sample in ids if sample in self.store.made]
+        return [self._record(sample, step) for sample in ids if sample in self.store.made]
 
     def write_conversations(self, directory: str, step: int) -> None:
         """All graded samples of this rank, into a file of its own."""
         if self.store.made:
-            lines = (self._conversation(sample, step) for sample in sorted(self.store.made))
+            lines = (self._record(sample, step) for sample in sorted(self.store.made))
             write_samples(Path(directory) / samples_file(step, self.rank), lines)
 
-    def _conversation(self, sample: int, step: int) -> dict[str, Any]:
+    def _record(self, sample: int, step: int) -> dict[str, Any]:
         made, prompt = self.store.made[sample], self.store.prompts[sample]
-        return conversation(
+        return sample_record(
             self.store.scored.get(sample) or SampleReward(sample, 0.0, UNJUDGED, {}),
             step=step,
             index=prompt.index,

@@ -6,7 +6,7 @@ import math
 import numpy
 import pytest
 
-from spmd_rl.data.samples import conversation, read_samples, samples_file, write_samples
+from spmd_rl.data.samples import read_samples, sample_record, samples_file, write_samples
 from spmd_rl.data.tickets import SampleReward
 
 SCORED = SampleReward(3, 1.0, "correct", {"math_answer": 1.0}, "5")
@@ -14,10 +14,10 @@ SCORED = SampleReward(3, 1.0, "correct", {"math_answer": 1.0}, "5")
 
 def test_columns_that_json_cannot_spell_are_left_out_and_the_others_stay(tmp_path):
     row = {"n": numpy.int64(3), "list": numpy.array([1, 2]), "image": b"\xff", "nan": math.nan, "deep": {"a": [None]}}
-    line = conversation(SCORED, row, step=1, response="2 + 3 = 5")
+    line = sample_record(SCORED, row, step=1, response="2 + 3 = 5")
     assert line["row"] == {"n": 3, "list": [1, 2], "deep": {"a": [None]}}
     assert line["extracted"] == "5" and line["cause"] == "correct" and line["id"] == 3
-    assert "extracted" not in conversation(SampleReward(3, 0.0, "wrong", {}), {}, step=1)
+    assert "extracted" not in sample_record(SampleReward(3, 0.0, "wrong", {}), {}, step=1)
 
 
 def test_samples_of_all_ranks_come_back_by_step_and_a_line_being_written_waits(tmp_path):
