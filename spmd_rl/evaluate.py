@@ -4,25 +4,21 @@ Without torchrun it is one process.
 """
 
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from spmd_rl.config.check_serving import (
-    SUMMARY,
-    config_directory,
-    evaluation_problems,
-    in_own_words,
-    weights_dtype,
-)
+from spmd_rl.config.check_serving import SUMMARY, config_directory, evaluation_problems, weights_dtype
 from spmd_rl.config.loading import load, load_dataset_config
 from spmd_rl.config.redact import hidden
 from spmd_rl.config.serving import EvaluateConfig, of_evaluation
 from spmd_rl.data.sampling_params import SamplingParams
 from spmd_rl.distributed.environment import size_from_environment
+from spmd_rl.errors import ConfigError, Problem, refuse
 from spmd_rl.evaluation import report as report
 from spmd_rl.evaluation.benchmark import Benchmark, Line, ask, asked, check_asked, compare, measure
-from spmd_rl.models.model_shape import read_model_shape
+from spmd_rl.models.model_shape import ModelShape, read_model_shape
 from spmd_rl.program import launch, names_split
 from spmd_rl.serve import ServeContext, ServeSpec, run_server
 
@@ -31,7 +27,8 @@ Ask a model the questions of a benchmark and grade its answers. Every setting be
 
   --config FILE   the YAML file; without it the defaults below hold
 """
-NEEDED = {"model": "model: not set; name a Hugging Face directory or a checkpoint with --model DIR"}
+NEEDED = {"model": "name a Hugging Face directory or a checkpoint with --model DIR"}
+_BY_ITSELF = "evaluate it by itself, and name its output directory here"
 
 
 @dataclass(frozen=True)
@@ -53,19 +50,15 @@ def configure(arguments: list[str]) -> Evaluation:
     arguments = ["--samples" + word[3:] if word == "--n" or word.startswith("--n=") else word for word in arguments]
     settings = load(EvaluateConfig, arguments, NEEDED, DESCRIPTION)
     directory = config_directory("model", settings.model)
-    try:
-        shape = read_model_shape(directory)
-        config = of_evaluation(settings, directory, weights_dtype(directory, settings.dtype))
-    except ValueError as error:
-        raise ValueError(in_own_words(str(error))) from error
-    problems = evaluation_problems(settings, config, shape, size_from_environment())
+    shape = read_model_shape(directory, "model")
+    config = of_evaluation(settings, directory, weights_dtype(directory, settings.dtype))
+    problems = evaluation_problems(settings, shape, config.model.dtype, size_from_environment())
     names: dict[str, str] = {}
     for text in settings.benchmark:
         try:
-            names_split(load_dataset_config(text).name or text, names)
-        except ValueError as error:
-            said = str(error).replace(f"dataset = {text}: ", "")
-            problems.append(f"benchmark = {text}: {said}")
+            names_split(load_dataset_config(text, "benchmark").name or text, names)
+        except ConfigError as error:
+            problems += error.problems
     models, earlier = (settings.model,), None
     if settings.baseline is not None:
         if (Path(settings.baseline) / SUMMARY).is_file():
@@ -73,31 +66,28 @@ def configure(arguments: list[str]) -> Evaluation:
             try:
                 for name in names.values():
                     report.read_lines(earlier, name)
-            except ValueError as error:
-                problems.append(str(error))
+            except ConfigError as error:
+                problems += error.problems
         else:
             models += (settings.baseline,)
             problems += _other_model(settings.baseline, shape)
-    if problems:
-        raise ValueError("\n".join(problems))
+    refuse(problems)
     max_tokens = settings.max_prompt_length + settings.max_response_length
     output = Path(settings.output or _new_directory(settings, names))
     given = ServeSpec(config, shape, models, max_tokens, settings.platform, output)
     return Evaluation(settings, given, output, names, earlier)
 
 
-def _other_model(baseline: str, shape: Any) -> list[str]:
-    """What keeps a second model from being evaluated by the same engines."""
+def _other_model(baseline: str, shape: ModelShape) -> Sequence[Problem]:
+    """Return what keeps a second model from being evaluated by the same engines."""
     try:
-        other = read_model_shape(config_directory("baseline", baseline))
-    except ValueError as error:
-        return [str(error).replace("model.path", "baseline")]
-    if other != shape:
-        return [
-            f"baseline = {baseline}: a {other.architecture} of {other.layers} layers with another config.json than the "
-            "model; evaluate it by itself, and name its output directory here"
-        ]
-    return []
+        other = read_model_shape(config_directory("baseline", baseline), "baseline")
+    except ConfigError as error:
+        return error.problems
+    if other == shape:
+        return []
+    met = f"a {other.architecture} of {other.layers} layers with another config.json than the model"
+    return [Problem("baseline", baseline, met, _BY_ITSELF)]
 
 
 def _new_directory(settings: EvaluateConfig, names: dict[str, str]) -> str:
@@ -114,7 +104,6 @@ def run(evaluation: Evaluation) -> None:
         evaluation.given,
         lambda tokenizer: _read(evaluation, tokenizer),
         lambda stage: tell(evaluation, stage),
-        in_own_words,
     )
 
 
@@ -125,19 +114,17 @@ def _read(evaluation: Evaluation, tokenizer: Any) -> tuple[dict[str, Any], list[
 
     settings, config = evaluation.settings, evaluation.given.config
     for model in evaluation.given.models[1:]:
-        other = load_tokenizer(config_directory("baseline", model), settings.trust_remote_code)
+        other = load_tokenizer(config_directory("baseline", model), settings.trust_remote_code, "baseline")
         if fingerprint(other) != fingerprint(tokenizer) or chat_template(other) != chat_template(tokenizer):
-            raise ValueError(
-                f"baseline = {model}: its tokenizer or chat template is not the model's; evaluate it by itself, and "
-                "name its output directory here"
-            )
+            met = "its tokenizer or chat template is not the model's"
+            raise ConfigError(Problem("baseline", model, met, _BY_ITSELF))
     loaded = {
         split: load_dataset(load_dataset_config(text), config.data, tokenizer, settings.seed, "eval", settings.limit)
         for split, text in zip(evaluation.names, settings.benchmark, strict=True)
     }
     for text, one in zip(settings.benchmark, loaded.values(), strict=True):
         if not one.prompts:
-            raise ValueError(f"benchmark = {text}: there is no question in it")
+            raise ConfigError(Problem("benchmark", text, "there is no question in it", "name another"))
     if evaluation.earlier is not None:
         for name, one in zip(evaluation.names.values(), loaded.values(), strict=True):
             earlier = asked(report.read_lines(evaluation.earlier, name))

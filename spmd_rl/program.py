@@ -18,7 +18,7 @@ from typing import Any
 
 from spmd_rl.algorithms.table import try_algorithms
 from spmd_rl.config.check import check, notes
-from spmd_rl.config.check_reward_models import read_reward_shape, speaking_of
+from spmd_rl.config.check_reward_models import read_reward_shape, reward_model_knob
 from spmd_rl.config.config import Config
 from spmd_rl.config.fault_spec import check_parameters
 from spmd_rl.config.loading import dump, load_config, load_dataset_config
@@ -32,6 +32,7 @@ from spmd_rl.distributed.environment import (
     size_from_environment,
 )
 from spmd_rl.distributed.status import doing
+from spmd_rl.errors import refuse
 from spmd_rl.evaluation.benchmark import Benchmark
 from spmd_rl.health.preemption import preemption_event
 from spmd_rl.models.model_shape import ModelShape, read_model_shape
@@ -40,6 +41,7 @@ from spmd_rl.runlog.run_log import RunLog
 from spmd_rl.runlog.sinks import require_wandb_key
 
 USER_ERROR = 2
+_REFERENCE = "model.reference_path"
 
 
 @dataclass(frozen=True)
@@ -122,13 +124,12 @@ def hiding_secrets(act: Callable[[Any], None]) -> Callable[[Any], None]:
 
 
 @contextmanager
-def user_errors_exit(in_words: Callable[[str], str] = str) -> Iterator[None]:
-    """A ValueError inside is what a user can change; it ends the program. `in_words`: the words for it."""
+def user_errors_exit() -> Iterator[None]:
+    """Take a ValueError inside for what a user can change; it ends the program."""
     try:
         yield
     except ValueError as error:
-        words = in_words(str(error))
-        exit_with_usage_error(error if words == str(error) else ValueError(words).with_traceback(error.__traceback__))
+        exit_with_usage_error(error)
 
 
 def silence_libraries() -> None:
@@ -148,9 +149,7 @@ def configure(arguments: list[str]) -> tuple[Config, ModelShape]:
     """
     config = load_config(arguments)
     shape = read_model_shape(config.model.path)
-    problems = check(config, size_from_environment(), shape)
-    if problems:
-        raise ValueError("\n".join(problems))
+    refuse(check(config, size_from_environment(), shape))
     if config.run.wandb == "online":
         require_wandb_key()
     return config, shape
@@ -279,11 +278,12 @@ def _check_weights(config: Config, shape: ModelShape) -> None:
     from spmd_rl.weights.files.hf_reader import check_headers, read_headers
 
     check_parameters(config, read_headers(config.model.path) if config.inject else ())
-    for path in {config.model.path, config.model.reference_path or config.model.path}:
-        check_headers(path, read_headers(path), shape)
+    check_headers(config.model.path, read_headers(config.model.path), shape)
+    if reference := config.model.reference_path:
+        check_headers(reference, read_headers(reference, _REFERENCE), shape, _REFERENCE)
     for name, model in config.reward.models.items():
-        with speaking_of(f"reward.models.{name}.path"):
-            check_headers(model.path, read_headers(model.path), read_reward_shape(name, model))
+        knob = reward_model_knob(name)
+        check_headers(model.path, read_headers(model.path, knob), read_reward_shape(name, model), knob)
 
 
 @dataclass
@@ -328,8 +328,7 @@ def _read_reward_models(config: Config, loaded: _Loaded) -> dict[str, Any]:
 
     readers = {}
     for name, model in config.reward.models.items():
-        with speaking_of(f"reward.models.{name}.path"):
-            own = load_tokenizer(model.path, config.model.trust_remote_code)
+        own = load_tokenizer(model.path, config.model.trust_remote_code, reward_model_knob(name))
         vocabulary, prompts = read_reward_shape(name, model).vocabulary, loaded.prompts["train"]
         readers[name] = make_reader(f"reward.models.{name}", model.reads, own, loaded.tokenizer, vocabulary, prompts)
     return readers

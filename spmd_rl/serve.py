@@ -45,17 +45,12 @@ Read = Callable[[Any], tuple[Mapping[str, Sequence[Any]], Sequence[str]]]
 """Tokenizer -> prompts by their split, and notes."""
 
 
-def run_server(
-    given: ServeSpec, read: Read, tell: Callable[[ServeContext], None], in_words: Callable[[str], str]
-) -> None:
-    """Start a rank, and on rank 0 tell the story. `read`: the prompts to grade answers to; none: nothing is graded.
-
-    `in_words`: a run's settings in the words of the program.
-    """
+def run_server(given: ServeSpec, read: Read, tell: Callable[[ServeContext], None]) -> None:
+    """Start a rank, and on rank 0 control the others. `read`: the prompts to grade answers to; none: no grading."""
     from spmd_rl.platforms import current
 
     config = given.config
-    with user_errors_exit(in_words):
+    with user_errors_exit():
         platform = current(given.platform)
         platform.set_environment()
         from spmd_rl.patches import vllm
@@ -65,11 +60,11 @@ def run_server(
 
         apply_all(vllm.PATCHES, platform.patches)
         model_options(config.model.path, given.shape, config.rollout.block_tokens, platform)
-        for model in given.models:
-            open_source(model, given.shape)
+        for knob, model in zip(("model", "baseline"), given.models, strict=False):
+            open_source(model, given.shape, knob)
         from spmd_rl.data.tokens import load_tokenizer
 
-        tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
+        tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code, "model")
         prompts, notes = read(tokenizer)
         pool = start_graders(config, next(iter(prompts.values()))[0]) if prompts else None
         from spmd_rl.distributed import world as worlds
@@ -78,7 +73,7 @@ def run_server(
         watch = watch_ranks(config, world, given.directory)
     from spmd_rl.worker.serve_worker import ServeWorker
 
-    with user_errors_exit(in_words):
+    with user_errors_exit():
         server = ServeWorker(config, given.shape, platform, world, given.max_tokens, prompts, tokenizer, pool)
 
     def control(commands: Any) -> None:

@@ -20,6 +20,7 @@ from spmd_rl.analysis.compare_runs import compare, largest_gap
 from spmd_rl.config.check import check
 from spmd_rl.config.config import Config
 from spmd_rl.config.loading import dump, load_config
+from spmd_rl.errors import refuse
 from spmd_rl.models.model_shape import read_model_shape
 from spmd_rl.platforms import current
 from spmd_rl.runlog.run_dir import CHECKPOINTS
@@ -216,9 +217,7 @@ def _with_words(config: Config, words: str) -> Config:
 
 
 def _check(config: Config, ranks: int) -> None:
-    problems = check(config, ranks, read_model_shape(config.model.path))
-    if problems:
-        raise ValueError("\n".join(problems))
+    refuse(check(config, ranks, read_model_shape(config.model.path)))
 
 
 def _parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:

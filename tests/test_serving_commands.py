@@ -111,7 +111,7 @@ def test_settings_may_stand_in_a_file(tmp_path):
 
 
 def test_the_demos_evaluation_is_what_the_demo_itself_evaluates():
-    from spmd_rl.config.config import ArithmeticConfig
+    from spmd_rl.config.data_config import ArithmeticConfig
     from spmd_rl.config.loading import load_config, load_dataset_config
 
     demo = load_config(["--config", "configs/demo_smollm2_cpu.yaml"])

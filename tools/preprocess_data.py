@@ -21,14 +21,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from spmd_rl.config.config import DataConfig
+from spmd_rl.config.data_config import DataConfig
 from spmd_rl.config.loading import load_dataset_config
 from spmd_rl.data.sources import prepared
 from spmd_rl.data.sources.prompts import Encoded, encode, select, template_of
 from spmd_rl.data.sources.questions import Question, Reading, read_questions
 from spmd_rl.data.templates import Template
 from spmd_rl.data.tokens import load_tokenizer
-from spmd_rl.errors import ConfigError
 
 USER_ERROR = 2
 _AT_ONCE = 512
@@ -41,7 +40,7 @@ def main() -> None:
     chosen = _arguments()
     try:
         _prepare(chosen)
-    except (ConfigError, ValueError) as error:
+    except ValueError as error:
         print(f"\npreprocess_data cannot go on:\n{error}\n", file=sys.stderr)
         sys.exit(USER_ERROR)
 

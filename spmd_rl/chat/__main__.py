@@ -11,7 +11,7 @@ from typing import Any
 
 from spmd_rl.chat.conversation import Conversation, Thoughts
 from spmd_rl.chat.terminal import Pipe, terminal
-from spmd_rl.config.check_serving import chat_problems, config_directory, in_own_words, weights_dtype
+from spmd_rl.config.check_serving import chat_problems, config_directory, weights_dtype
 from spmd_rl.config.loading import load
 from spmd_rl.config.serving import ChatConfig, of_chat
 from spmd_rl.config.template_names import CHAT
@@ -19,6 +19,7 @@ from spmd_rl.data.sampling_params import SamplingParams
 from spmd_rl.data.seeds import derived_seed
 from spmd_rl.distributed.environment import size_from_environment
 from spmd_rl.distributed.status import IDLE, doing
+from spmd_rl.errors import ConfigError, Problem, refuse
 from spmd_rl.models.model_shape import read_model_shape
 from spmd_rl.program import launch
 from spmd_rl.serve import ServeContext, ServeSpec, run_server
@@ -28,7 +29,7 @@ Talk to a model. Every setting below can also stand in a YAML file.
 
   --config FILE   the YAML file; without it the defaults below hold
 """
-NEEDED = {"model": "model: not set; name a Hugging Face directory or a checkpoint with --model DIR"}
+NEEDED = {"model": "name a Hugging Face directory or a checkpoint with --model DIR"}
 
 
 @dataclass(frozen=True)
@@ -43,14 +44,10 @@ def configure(arguments: list[str]) -> Chat:
     """Everything that can be wrong before any rank has met another, without torch. Raises ValueError: all problems."""
     settings = load(ChatConfig, arguments, NEEDED, DESCRIPTION)
     directory = config_directory("model", settings.model)
-    try:
-        shape = read_model_shape(directory)
-        settings = replace(settings, context=min(settings.context, shape.max_positions))
-        config = of_chat(settings, directory, weights_dtype(directory, settings.dtype), size_from_environment())
-    except ValueError as error:
-        raise ValueError(in_own_words(str(error), chat=True)) from error
-    if problems := chat_problems(settings, config, shape):
-        raise ValueError("\n".join(problems))
+    shape, ranks = read_model_shape(directory, "model"), size_from_environment()
+    settings = replace(settings, context=min(settings.context, shape.max_positions))
+    config = of_chat(settings, directory, weights_dtype(directory, settings.dtype), ranks)
+    refuse(chat_problems(settings, shape, config.model.dtype, ranks))
     return Chat(settings, ServeSpec(config, shape, (settings.model,), settings.context, settings.platform))
 
 
@@ -123,10 +120,11 @@ def _render(settings: ChatConfig, tokenizer: Any, messages: Sequence[Mapping[str
     from spmd_rl.data.templates import load_template
     from spmd_rl.data.tokens import encode_rendered, render_text
 
-    template = load_template(settings.template or CHAT)
+    template = load_template(settings.template or CHAT, "template")
     if template.plain:
-        raise ValueError(f"template = {settings.template}: a conversation needs a template; leave it out, or name one")
-    [rendered] = render_text(tokenizer, [messages], template.text, settings.enable_thinking)
+        way = "leave it out, or name one"
+        raise ConfigError(Problem("template", settings.template, "a conversation needs a template", way))
+    [rendered] = render_text(tokenizer, [messages], template.text, settings.enable_thinking, prefix="")
     return rendered, encode_rendered(tokenizer, [rendered])[0]
 
 
@@ -145,7 +143,7 @@ def main(arguments: list[str] | None = None) -> None:
             _render(chat.settings, tokenizer, [*system, {"role": "user", "content": "Hello"}])
             return {}, ()
 
-        run_server(chat.given, tried, told, lambda message: in_own_words(message, chat=True))
+        run_server(chat.given, tried, told)
 
     def before_exit(received: signal.Signals) -> bool:
         """An interrupt ends the answer; under torchrun, which ends all ranks after it, it ends the program."""

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from spmd_rl.config.check_serving import SAMPLING
+from spmd_rl.config.fields import Bounds, knobs, marks
+from spmd_rl.config.serving import ChatConfig
 from spmd_rl.data.sampling_params import SamplingParams
 
 HELP = """\
@@ -14,7 +15,7 @@ HELP = """\
 /help                 this
 /exit                 leave (so does the end of the input, Ctrl-D)
 Ctrl-C                stop the answer that is being given"""
-_WHOLE = ("top_k", "max_tokens", "seed")
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "max_tokens")
 
 
 @dataclass
@@ -56,7 +57,8 @@ class Conversation:
         return f"({command}: there is no such command; /help lists them. A question may begin with a space and a /)"
 
     def _set(self, words: Sequence[str]) -> str:
-        known = (*SAMPLING, "max_tokens", "seed")
+        known = (*_SAMPLING, "seed")
+        types, marked = knobs(ChatConfig), knobs(ChatConfig, extras=True)
         sampling, seed = self.sampling, self.seed
         for word in words:
             name, given, text = word.partition("=")
@@ -64,21 +66,19 @@ class Conversation:
             if not given or name not in known:
                 return f"({word}: expected NAME=VALUE, with a name among {', '.join(known)}; nothing was set)"
             try:
-                value = int(text) if name in _WHOLE else float(text)
+                value = types[name](text)
             except ValueError:
-                kind = "a whole number" if name in _WHOLE else "a number"
+                kind = "a whole number" if types[name] is int else "a number"
                 return f"({word}: expected {kind}; nothing was set)"
-            words_for, fits = SAMPLING.get(name, ("1 or more", lambda value: value >= 1))
-            if name == "seed":
-                words_for, fits = "0 or more", lambda value: value >= 0
-            if not fits(value):
-                return f"({word}: out of range; it must be {words_for}; nothing was set)"
+            [bounds] = marks(marked[name], Bounds)
+            if not bounds.hold(value):
+                return f"({word}: out of range; it must be {bounds}; nothing was set)"
             if name == "seed":
                 seed = int(value)
             else:
                 sampling = replace(sampling, **{name: value})
         self.sampling, self.seed = sampling, seed
-        shown: dict[str, Any] = {name: getattr(sampling, name) for name in (*SAMPLING, "max_tokens")}
+        shown: dict[str, Any] = {name: getattr(sampling, name) for name in _SAMPLING}
         return "(" + ", ".join(f"{name}={value:g}" for name, value in (shown | {"seed": seed}).items()) + ")"
 
 

@@ -1,58 +1,119 @@
-"""What a configuration asks of a model that it cannot give."""
+"""Say what a configuration asks of a model that it cannot give."""
+
+from collections.abc import Sequence
 
 from spmd_rl.config.config import Config, ParallelConfig
+from spmd_rl.config.rollout_config import EngineConfig
 from spmd_rl.config.wording import divisors, either, words
+from spmd_rl.errors import Problem
 from spmd_rl.models.model_shape import ModelShape
 
 _BYTES = {"float32": 4, "bfloat16": 2}
+_NO_EXPERTS = ("the model has no experts", "leave it out")
 
 
-def model_problems(config: Config, model: ModelShape) -> list[str]:
-    """Where the layouts, lengths and memory of a configuration don't suit the model."""
-    problems: list[str] = []
-    if model.head != "lm":
-        problems.append(
-            f"model.path = {config.model.path}: it is a {model.architecture}, which scores and does not write; name a "
-            "...ForCausalLM model"
-        )
-    for knob, tensor in (("parallel.tensor", config.parallel.tensor), ("rollout.tensor", config.rollout.tensor)):
-        if tensor == 1:
-            continue
-        obstacles = [f"{count} {what}" for what, count in _cut_by_tensor(model).items() if count % tensor]
-        # With fewer key-value heads than ranks, several ranks hold the same head.
-        if not _shares_heads(model, tensor):
-            obstacles.append(f"{model.kv_heads} key-value heads (neither divides the other)")
-        if obstacles:
-            fitting = [n for n in range(1, model.heads + 1) if _fits(model, n)]
-            problems.append(
-                f"{knob} = {tensor}: the model has {' and '.join(obstacles)}; with this model it can be "
-                f"{either(fitting)}"
-            )
-    problems += _context(config, model) + _stages(config, model) + _experts(config, model)
+def model_problems(config: Config, model: ModelShape) -> list[Problem]:
+    """Return where the layouts, lengths and memory of a run don't suit the model."""
+    rollout, parallel = config.rollout, config.parallel
     longest = config.data.max_prompt_length + config.longest_response
-    if longest > model.max_positions:
-        longer = "rollout" if config.longest_response == config.rollout.max_response_length else "evaluation"
-        problems.append(
-            f"data.max_prompt_length + {longer}.max_response_length = {config.data.max_prompt_length} + "
-            f"{config.longest_response}: the model has {model.max_positions} positions; lower one of them"
-        )
-    outside = [token for token in config.rollout.stop_token_ids if not 0 <= token < model.vocabulary]
-    if outside:
-        problems.append(
-            f"rollout.stop_token_ids = {either(config.rollout.stop_token_ids)}: {either(outside)} is not in the "
-            f"model's vocabulary of {model.vocabulary}; remove it"
-        )
+    longer = "rollout" if config.longest_response == rollout.max_response_length else "evaluation"
+    problems = policy_problems("model.path", config.model.path, model)
+    problems += training_problems(parallel, model) + _uneven_stages(parallel, model)
+    if model.experts is None:
+        sizes = {"parallel.expert": parallel.expert, "parallel.expert_tensor": parallel.expert_tensor}
+        problems += [Problem(knob, size, *_NO_EXPERTS) for knob, size in sizes.items() if size != 1]
+    problems += engine_problems(
+        rollout, rollout.tensor, "rollout.tensor", model, config.model.dtype, longest, rollout.data
+    )
+    problems += positions_problems(
+        f"data.max_prompt_length + {longer}.max_response_length",
+        f"{config.data.max_prompt_length} + {config.longest_response}",
+        longest,
+        model,
+    )
+    return problems + stop_problems("rollout.stop_token_ids", rollout.stop_token_ids, model)
+
+
+def policy_problems(knob: str, path: str, model: ModelShape) -> list[Problem]:
+    """Return a problem where a model that is to write has no language-model head."""
+    if model.head == "lm":
+        return []
+    met = f"it is a {model.architecture}, which scores and does not write"
+    return [Problem(knob, path, met, "name a ...ForCausalLM model")]
+
+
+def positions_problems(knob: str, value: str, longest: int, model: ModelShape) -> list[Problem]:
+    """Return a problem where a sample of so many tokens is longer than the model's positions."""
+    if longest <= model.max_positions:
+        return []
+    return [Problem(knob, value, f"the model has {model.max_positions} positions", "lower one of them")]
+
+
+def stop_problems(knob: str, tokens: Sequence[int], model: ModelShape) -> list[Problem]:
+    """Return a problem where tokens that end a response are none of the model's."""
+    outside = [token for token in tokens if not 0 <= token < model.vocabulary]
+    if not outside:
+        return []
+    met = f"{either(outside)} is not in the model's vocabulary of {model.vocabulary}"
+    return [Problem(knob, either(tokens), met, "remove it")]
+
+
+def engine_problems(
+    engine: EngineConfig,
+    tensor: int,
+    tensor_knob: str,
+    model: ModelShape,
+    dtype: str,
+    longest: int,
+    data: int | None = None,
+) -> list[Problem]:
+    """Return where `tensor` x `data` ranks can't hold the model in an engine, or its cache not a sample.
+
+    `longest`: tokens of a sample, at most. `data` None: there is no such setting.
+    """
+    problems = _tensor(tensor_knob, tensor, model) + _engine_experts(engine, tensor, tensor_knob, data, model)
     if model.mla is not None:  # one latent vector for keys and values, the same on all ranks
         token_values = model.mla.kv_rank + model.mla.rope_dim
     else:
-        token_values = 2 * max(1, model.kv_heads // config.rollout.tensor) * model.head_dim
-    sample_bytes = model.layers * token_values * _BYTES[config.model.dtype] * longest
-    if config.rollout.cache_gib * 2**30 < sample_bytes:
-        problems.append(
-            f"rollout.cache_gib = {config.rollout.cache_gib}: one sample of {longest} tokens takes "
-            f"{sample_bytes / 2**30:.2g} GiB per rank; raise it, or lower the lengths"
-        )
+        token_values = 2 * max(1, model.kv_heads // tensor) * model.head_dim
+    sample_bytes = model.layers * token_values * _BYTES[dtype] * longest
+    if engine.cache_gib * 2**30 < sample_bytes:
+        met = f"one sample of {longest} tokens takes {sample_bytes / 2**30:.2g} GiB per rank"
+        problems.append(Problem(f"{engine.prefix}cache_gib", engine.cache_gib, met, "raise it, or lower the lengths"))
     return problems
+
+
+def _engine_experts(
+    engine: EngineConfig, tensor: int, tensor_knob: str, data: int | None, model: ModelShape
+) -> list[Problem]:
+    experts, group = model.experts, tensor * (data or 1)
+    flag = f"{engine.prefix}expert_parallel"
+    if experts is None:
+        shared = [] if data in (None, 1) else [Problem(f"{engine.prefix}data", data, *_NO_EXPERTS)]
+        return shared + ([Problem(flag, True, *_NO_EXPERTS)] if engine.expert_parallel else [])
+    knob, value = tensor_knob, str(tensor)
+    if data is not None:
+        knob, value = f"{tensor_knob} x {engine.prefix}data", f"{tensor} x {data}"
+    if engine.expert_parallel and experts.count % group:
+        met = f"with {flag} they share the model's {experts.count} experts"
+        return [Problem(knob, value, met, f"their product can be {divisors(experts.count)}")]
+    if not engine.expert_parallel and experts.ffn % group:
+        met = f"an expert has {experts.ffn} channels, which don't divide by them"
+        return [Problem(knob, value, met, f"set {flag} to true, or use fewer ranks")]
+    return []
+
+
+def _tensor(knob: str, tensor: int, model: ModelShape, whose: str = "the model") -> list[Problem]:
+    if tensor == 1:
+        return []
+    obstacles = [f"{count} {what}" for what, count in _cut_by_tensor(model).items() if count % tensor]
+    # With fewer key-value heads than ranks, several ranks hold the same head.
+    if not _shares_heads(model, tensor):
+        obstacles.append(f"{model.kv_heads} key-value heads (neither divides the other)")
+    if not obstacles:
+        return []
+    fitting = either(n for n in range(1, model.heads + 1) if _fits(model, n))
+    return [Problem(knob, tensor, f"{whose} has {' and '.join(obstacles)}", f"with this model it can be {fitting}")]
 
 
 def _cut_by_tensor(model: ModelShape) -> dict[str, int]:
@@ -72,116 +133,58 @@ def _fits(model: ModelShape, tensor: int) -> bool:
     return _shares_heads(model, tensor) and not any(count % tensor for count in _cut_by_tensor(model).values())
 
 
-def _context(config: Config, model: ModelShape) -> list[str]:
-    parallel = config.parallel
-    heads, rest = divmod(model.heads, parallel.tensor)
-    if rest or heads % parallel.context == 0:  # a rest is said of parallel.tensor
-        return []
-    whose = "the model has" if parallel.tensor == 1 else f"with parallel.tensor = {parallel.tensor}, a rank has"
-    return [
-        f"parallel.context = {parallel.context}: {whose} {heads} attention heads, which its ranks share inside "
-        f"attention; it can be {divisors(heads)}"
-    ]
-
-
-def _stages(config: Config, model: ModelShape) -> list[str]:
-    parallel = config.parallel
-    chunks = parallel.pipeline * parallel.virtual
-    stages = f"parallel.pipeline = {parallel.pipeline}"
-    if parallel.virtual > 1:
-        stages = f"parallel.pipeline x parallel.virtual = {parallel.pipeline} x {parallel.virtual}"
-    if model.layers < chunks:
-        return [f"{stages}: the model has {model.layers} layers, fewer than stages; lower it"]
-    counts = list(parallel.layers_per_stage)
-    even = [model.layers // chunks + (chunk >= chunks - model.layers % chunks) for chunk in range(chunks)]
-    if counts and (len(counts) != chunks or sum(counts) != model.layers or min(counts) < 1):
-        return [
-            f"parallel.layers_per_stage = {counts}: {len(counts)} stages with {sum(counts)} layers; it must name "
-            f"{chunks} stages with {model.layers} layers together, each 1 or more, such as {words(even)}"
-        ]
-    if not counts and model.layers % chunks:
-        return [
-            f"{stages}: the model has {model.layers} layers; it can be {divisors(model.layers)}, or set "
-            f"parallel.layers_per_stage to {words(even)}"
-        ]
-    return []
-
-
-def _experts(config: Config, model: ModelShape) -> list[str]:
-    parallel, rollout, experts = config.parallel, config.rollout, model.experts
-    if experts is None:
-        return [
-            f"{knob} = {value}: the model has no experts; leave it out"
-            for knob, value, neutral in (
-                ("parallel.expert", parallel.expert, 1),
-                ("parallel.expert_tensor", parallel.expert_tensor, 1),
-                ("rollout.data", rollout.data, 1),
-                ("rollout.expert_parallel", rollout.expert_parallel, False),
-            )
-            if value != neutral
-        ]
-    problems: list[str] = []
-    group = rollout.tensor * rollout.data
-    if experts.count % parallel.expert:
-        problems.append(
-            f"parallel.expert = {parallel.expert}: the model has {experts.count} experts; it can be "
-            f"{divisors(experts.count)}"
-        )
-    if experts.ffn % parallel.expert_tensor:
-        problems.append(
-            f"parallel.expert_tensor = {parallel.expert_tensor}: an expert has {experts.ffn} channels; use 1"
-        )
-    if rollout.expert_parallel and experts.count % group:
-        problems.append(
-            f"rollout.tensor x rollout.data = {rollout.tensor} x {rollout.data}: with rollout.expert_parallel they "
-            f"share the model's {experts.count} experts; their product can be {divisors(experts.count)}"
-        )
-    if not rollout.expert_parallel and experts.ffn % group:
-        problems.append(
-            f"rollout.tensor x rollout.data = {rollout.tensor} x {rollout.data}: an expert has {experts.ffn} channels, "
-            "which don't divide by them; set rollout.expert_parallel to true, or use fewer ranks"
-        )
-    if parallel.tensor > 1 and not parallel.sequence:
-        problems.append(
-            f"parallel.sequence = {parallel.sequence}: experts with parallel.tensor = {parallel.tensor} need it; "
-            "set it to true"
-        )
-    return problems
-
-
-def training_problems(parallel: ParallelConfig, model: ModelShape, whose: str) -> list[str]:
-    """Where the ranks can't share a model beside the policy as they share the policy; `whose`: what to call it."""
-    problems: list[str] = []
+def training_problems(parallel: ParallelConfig, model: ModelShape, whose: str = "the model") -> list[Problem]:
+    """Return where the ranks that train can't share a model; `whose`: what to call it."""
     if min(parallel.tensor, parallel.context, parallel.pipeline, parallel.virtual) < 1:
+        return []
+    problems = _tensor("parallel.tensor", parallel.tensor, model, whose)
+    heads, rest = divmod(model.heads, parallel.tensor)
+    if not rest and heads % parallel.context:  # a rest is said of parallel.tensor
+        its = f"{whose} has {heads} attention heads"
+        if parallel.tensor > 1:
+            its = f"with parallel.tensor = {parallel.tensor}, a rank has {heads} attention heads of {whose}"
+        met = f"{its}, which its ranks share inside attention"
+        problems.append(Problem("parallel.context", parallel.context, met, f"it can be {divisors(heads)}"))
+    if model.layers < parallel.pipeline * parallel.virtual:
+        met = f"{whose} has {model.layers} layers, fewer than stages"
+        problems.append(Problem(*_stages(parallel), met, "lower it"))
+    if model.experts is None:
         return problems
-    tensor, chunks, experts = parallel.tensor, parallel.pipeline * parallel.virtual, model.experts
-    if not _fits(model, tensor):
-        counts = {"attention heads": model.heads, "key-value heads": model.kv_heads} | _cut_by_tensor(model)
-        fitting = [n for n in range(1, model.heads + 1) if _fits(model, n)]
-        problems.append(
-            f"parallel.tensor = {tensor}: {whose} has {', '.join(f'{n} {what}' for what, n in counts.items())}; with "
-            f"it, it can be {either(fitting)}"
-        )
-    elif model.heads // tensor % parallel.context:
-        problems.append(
-            f"parallel.context = {parallel.context}: {whose} has {model.heads // tensor} attention heads on a rank; "
-            f"with it, it can be {divisors(model.heads // tensor)}"
-        )
-    if model.layers < chunks:
-        problems.append(
-            f"parallel.pipeline x parallel.virtual = {parallel.pipeline} x {parallel.virtual}: {whose} has "
-            f"{model.layers} layers, fewer than stages; lower it"
-        )
-    if experts is None:
-        return problems
-    for knob, size, count, what in (
-        ("expert", parallel.expert, experts.count, "experts"),
-        ("expert_tensor", parallel.expert_tensor, experts.ffn, "channels in an expert"),
+    for knob, size, count, met in (
+        ("expert", parallel.expert, model.experts.count, f"{whose} has {model.experts.count} experts"),
+        (
+            "expert_tensor",
+            parallel.expert_tensor,
+            model.experts.ffn,
+            f"an expert of {whose} has {model.experts.ffn} channels",
+        ),
     ):
         if size >= 1 and count % size:
-            problems.append(
-                f"parallel.{knob} = {size}: {whose} has {count} {what}; with it, it can be {divisors(count)}"
-            )
-    if tensor > 1 and not parallel.sequence:
-        problems.append(f"parallel.sequence = False: {whose} has experts, which need it; set it to true")
+            problems.append(Problem(f"parallel.{knob}", size, met, f"it can be {divisors(count)}"))
+    if parallel.tensor > 1 and not parallel.sequence:
+        met = f"{whose} has experts, which need it with parallel.tensor = {parallel.tensor}"
+        problems.append(Problem("parallel.sequence", False, met, "set it to true"))
     return problems
+
+
+def _stages(parallel: ParallelConfig) -> tuple[str, str]:
+    """Return the knobs and values of the number of stages."""
+    if parallel.virtual == 1:
+        return "parallel.pipeline", str(parallel.pipeline)
+    return "parallel.pipeline x parallel.virtual", f"{parallel.pipeline} x {parallel.virtual}"
+
+
+def _uneven_stages(parallel: ParallelConfig, model: ModelShape) -> list[Problem]:
+    """Return a problem where the policy's layers don't divide as they are to."""
+    chunks, counts = parallel.pipeline * parallel.virtual, list(parallel.layers_per_stage)
+    if model.layers < chunks:
+        return []
+    even = words(model.layers // chunks + (chunk >= chunks - model.layers % chunks) for chunk in range(chunks))
+    if counts and (len(counts) != chunks or sum(counts) != model.layers or min(counts) < 1):
+        met = f"{len(counts)} stages with {sum(counts)} layers"
+        way = f"it must name {chunks} stages with {model.layers} layers together, each 1 or more, such as {even}"
+        return [Problem("parallel.layers_per_stage", counts, met, way)]
+    if not counts and model.layers % chunks:
+        way = f"it can be {divisors(model.layers)}, or set parallel.layers_per_stage to {even}"
+        return [Problem(*_stages(parallel), f"the model has {model.layers} layers", way)]
+    return []

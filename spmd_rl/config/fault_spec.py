@@ -5,14 +5,13 @@
 docs/faults.md tells what each kind does, and what a run makes of it.
 """
 
-import difflib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from spmd_rl.config.config import Config
 from spmd_rl.config.names import Phase, Verb
-from spmd_rl.errors import ConfigError
+from spmd_rl.errors import ConfigError, Problem, did_you_mean, refuse
 
 REWARD = "reward"
 """In place of a rank's process, those that grade its samples: `slow:reward,seconds=30`."""
@@ -116,11 +115,28 @@ _PLACES = {
 
 
 def read_fault(text: str) -> Fault:
-    """A fault from its text. Raises ValueError that says what is wrong with it."""
-    knob = f"inject = {text}"
+    """Return a fault from its text. Raises ConfigError that says what is wrong with it."""
     kind, _, rest = text.partition(":")
     if kind not in _KINDS:
-        raise ValueError(f"{knob}: there is no kind of fault {kind!r}; {_nearest(kind, _KINDS)}")
+        raise _bad(text, f"there is no kind of fault {kind!r}", did_you_mean(kind, _KINDS))
+    values = _read_values(text, kind, rest)
+    if values.get("what") == REWARD:
+        # Samples are graded while others are generated.
+        if values.setdefault("phase", Phase.ROLLOUT) not in (Phase.ROLLOUT, Phase.EVALUATION):
+            raise _bad(text, "nothing is graded then", "take rollout or evaluation", "phase", values["phase"])
+        values.setdefault("verb", Verb.GENERATE)
+    if kind in ("corrupt", "disk_full", "nan"):
+        phase = values.get("phase", Phase.UPDATE) if kind == "nan" else ""
+        if (kind, phase) not in _PLACES:
+            places = ", ".join(phase for known, phase in _PLACES if known == kind)
+            raise _bad(text, "nothing becomes nan there", f"it can be {places}", "phase", phase)
+        if "of" in values and phase != Phase.UPDATE:
+            raise _bad(text, "it is in phase update", "leave one of them out", "of", values["of"])
+        values["phase"], values["verb"] = _PLACES[kind, phase]
+    return Fault(text, kind, **values)
+
+
+def _read_values(text: str, kind: str, rest: str) -> dict[str, Any]:
     keys, needed = _KINDS[kind]
     values: dict[str, Any] = {}
     for number, word in enumerate(part.strip() for part in rest.split(",") if rest):
@@ -129,81 +145,85 @@ def read_fault(text: str) -> Fault:
             values["what"] = REWARD
             continue
         if not given:
-            raise ValueError(f"{knob}: {word!r} has no value; write KEY=VALUE, of {', '.join(keys)}")
+            raise _bad(text, f"{word!r} has no value", f"write KEY=VALUE, of {', '.join(keys)}")
         if key not in keys:
-            raise ValueError(f"{knob}: {kind} has no {key!r}; {_nearest(key, keys)}")
+            raise _bad(text, f"{kind} has no {key!r}", did_you_mean(key, keys))
         if key in values:
-            raise ValueError(f"{knob}: {key} is given twice; leave one of them out")
+            raise _bad(text, f"{key} is given twice", "leave one of them out")
         read, wanted = _VALUES[key]
         try:
             values[key] = read(value)
         except ValueError:
-            words = f"there is no such phase; {_nearest(value, Phase)}" if key == "phase" else f"it must be {wanted}"
-            raise ValueError(f"{knob}: {key} = {value}: {words}") from None
+            if key == "phase":
+                raise _bad(text, "there is no such phase", did_you_mean(value, Phase), key, value) from None
+            raise _bad(text, "", f"it must be {wanted}", key, value) from None
     for key in needed:
         if key not in values:
-            raise ValueError(f"{knob}: {key} is missing; it must be {_VALUES[key][1]}")
-    if values.get("what") == REWARD:
-        # Samples are graded while others are generated.
-        if values.setdefault("phase", Phase.ROLLOUT) not in (Phase.ROLLOUT, Phase.EVALUATION):
-            raise ValueError(f"{knob}: phase = {values['phase']}: nothing is graded then; take rollout or evaluation")
-        values.setdefault("verb", Verb.GENERATE)
-    if kind in ("corrupt", "disk_full", "nan"):
-        phase = values.get("phase", Phase.UPDATE) if kind == "nan" else ""
-        if (kind, phase) not in _PLACES:
-            places = ", ".join(phase for known, phase in _PLACES if known == kind)
-            raise ValueError(f"{knob}: phase = {phase}: nothing becomes nan there; it can be {places}")
-        if "of" in values and phase != Phase.UPDATE:
-            raise ValueError(f"{knob}: of = {values['of']}: it is in phase update; leave one of them out")
-        values["phase"], values["verb"] = _PLACES[kind, phase]
-    return Fault(text, kind, **values)
+            raise _bad(text, f"{key} is missing", f"it must be {_VALUES[key][1]}")
+    return values
+
+
+def _bad(text: str, met: str, way: str, key: str = "", value: str = "") -> ConfigError:
+    return ConfigError(_problem(text, met, way, key, value))
+
+
+def _problem(text: str, met: str, way: str, key: str = "", value: object = "") -> Problem:
+    """Return the problem of a fault, or of one of its keys."""
+    return Problem(key, value, met, way, f"inject = {text}") if key else Problem("inject", text, met, way)
 
 
 def faults(config: Config) -> list[Fault]:
-    """All that a run is asked to suffer; the settings are checked."""
+    """Return all that a run is asked to suffer; the settings are checked."""
     return [read_fault(text) for text in config.inject]
 
 
-def fault_problems(config: Config, world_size: int) -> list[str]:
-    """What is wrong with the faults of a run, one a line."""
-    problems = []
+def fault_problems(config: Config, world_size: int) -> list[Problem]:
+    """Return what is wrong with the faults of a run."""
+    problems: list[Problem] = []
     for text in config.inject:
         try:
-            fault = read_fault(text)
-        except ValueError as error:
-            problems.append(str(error))
-            continue
-        knob = f"inject = {text}"
-        bits = 32 if config.model.dtype == "float32" else 16
-        if fault.rank is not None and fault.rank >= world_size:
-            problems.append(f"{knob}: rank = {fault.rank}: there are {world_size} ranks, 0 to {world_size - 1}")
-        if fault.step is not None and fault.step > config.train.steps:
-            problems.append(f"{knob}: step = {fault.step}: the run ends after train.steps = {config.train.steps}")
-        if fault.rank and fault.phase == Phase.ADVANTAGE:
-            problems.append(f"{knob}: rank = {fault.rank}: rank 0 alone is in phase adv; take rank = 0")
-        if fault.bit >= bits:
-            problems.append(f"{knob}: bit = {fault.bit}: a {config.model.dtype} has bits 0 to {bits - 1}")
-        if fault.what == REWARD and not config.reward.rules:
-            problems.append(f"{knob}: reward.rules is empty, so no process grades; name a rule, or leave this out")
-        if fault.phase == Phase.CHECKPOINT and not config.checkpoint.every_steps:
-            problems.append(f"{knob}: nothing is saved; set checkpoint.every_steps, or leave this out")
+            problems += _misplaced(read_fault(text), config, world_size)
+        except ConfigError as error:
+            problems += error.problems
     return problems
 
 
+def _misplaced(fault: Fault, config: Config, world_size: int) -> list[Problem]:
+    """Return why a fault would never strike in this run."""
+    last, dtype = config.train.steps, config.model.dtype
+    bits = 32 if dtype == "float32" else 16
+    found: list[Problem] = []
+
+    def problem(met: str, way: str, key: str = "", value: object = "") -> None:
+        found.append(_problem(fault.text, met, way, key, value))
+
+    if fault.rank is not None and fault.rank >= world_size:
+        problem(f"there are {world_size} ranks", f"it can be 0 to {world_size - 1}", "rank", fault.rank)
+    if fault.step is not None and fault.step > last:
+        problem(f"the run ends after train.steps = {last}", "name an earlier one", "step", fault.step)
+    if fault.rank and fault.phase == Phase.ADVANTAGE:
+        problem("rank 0 alone is in phase adv", "take rank = 0", "rank", fault.rank)
+    if fault.bit >= bits:
+        problem(f"a {dtype} has bits 0 to {bits - 1}", "take one of these", "bit", fault.bit)
+    if fault.what == REWARD and not config.reward.rules:
+        problem("reward.rules is empty, so no process grades", "name a rule, or leave this out")
+    if fault.phase == Phase.CHECKPOINT and not config.checkpoint.every_steps:
+        problem("nothing is saved", "set checkpoint.every_steps, or leave this out")
+    return found
+
+
 def check_parameters(config: Config, names: Iterable[str]) -> None:
-    """Raises ConfigError where a fault names a tensor that is not among the model's `names`."""
+    """Raise ConfigError where a fault names a tensor that is not among the model's `names`."""
     known = list(names)
-    problems = [
-        f"inject = {fault.text}: the model has no tensor {fault.param!r}; {_nearest(fault.param, known, most=4)}"
-        for fault in faults(config)
-        if fault.param and fault.param not in known
-    ]
-    if problems:
-        raise ConfigError(problems)
-
-
-def _nearest(word: str, known: Iterable[str], most: int = 20) -> str:
-    known = list(known)
-    near: Sequence[str] = difflib.get_close_matches(word, known, 1)
-    some = ", ".join(known[:most]) + (", ..." if len(known) > most else "")
-    return f"did you mean {near[0]}?" if near else f"there are {some}"
+    refuse(
+        [
+            Problem(
+                "inject",
+                fault.text,
+                f"the model has no tensor {fault.param!r}",
+                did_you_mean(fault.param, known, most=4),
+            )
+            for fault in faults(config)
+            if fault.param and fault.param not in known
+        ]
+    )

@@ -1,21 +1,21 @@
-"""Where named templates stand."""
+"""Find named templates."""
 
-import difflib
 from pathlib import Path
+
+from spmd_rl.errors import ConfigError, Problem, did_you_mean
 
 CHAT = "chat"
 PLAIN = "plain"
 DIRECTORY = Path(__file__).resolve().parents[2] / "configs" / "templates"
 
 
-def template_file(name: str) -> Path:
-    """The file of a named template, or of a path that ends in .jinja; ValueError names what there is."""
+def template_file(name: str, knob: str = "data.template") -> Path:
+    """Return the file of a named template, or of a path that ends in .jinja; ConfigError names what there is."""
     file = Path(name) if name.endswith(".jinja") else DIRECTORY / f"{name}.jinja"
     if file.is_file():
         return file
     if name.endswith(".jinja"):
-        raise ValueError(f"data.template = {name}: there is no such file; name one, or a template in {DIRECTORY}")
+        raise ConfigError(Problem(knob, name, "there is no such file", f"name one, or a template in {DIRECTORY}"))
     known = [CHAT, PLAIN, *sorted(path.stem for path in DIRECTORY.glob("*.jinja"))]
-    near = difflib.get_close_matches(name, known, 1)
-    meant = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}, or a .jinja file of your own"
-    raise ValueError(f"data.template = {name}: there is no such template; {meant}")
+    way = did_you_mean(name, known, f"there are {', '.join(known)}, or a .jinja file of your own")
+    raise ConfigError(Problem(knob, name, "there is no such template", way))

@@ -1,6 +1,5 @@
 """Keeps a run from being lost: saves when it is time, beside training, and says where to go on. Rank 0 only."""
 
-import difflib
 import math
 import time
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ from spmd_rl.config.config import Config
 from spmd_rl.config.loading import settings
 from spmd_rl.config.names import Phase
 from spmd_rl.controller.ranks import Ranks
+from spmd_rl.errors import did_you_mean
 from spmd_rl.runlog.checkpoint_store import CheckpointStore, SavedCheckpoint
 from spmd_rl.runlog.run_dir import CHECKPOINTS
 from spmd_rl.runlog.run_log import RunLog
@@ -107,10 +107,10 @@ class CheckpointManager:
         if not best or self._missed_best or math.isfinite(self.log.last.get(best.removeprefix("-"), math.nan)):
             return
         self._missed_best = True
-        near = difflib.get_close_matches(best.removeprefix("-"), self.log.last, 1)
-        meant = f"; did you mean {near[0]}?" if near else ""
+        meant = did_you_mean(best.removeprefix("-"), self.log.last, "")
+        met = f"step {step} has no such value, so it can't be the best"
         self.log.note(
-            f"checkpoint.keep_best = {best}: step {step} has no such value, so it can't be the best{meant}; "
+            f"checkpoint.keep_best = {best}: {'; '.join(filter(None, (met, meant)))}; "
             "an evaluation's values belong to the step that it follows"
         )
 

@@ -6,8 +6,9 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from spmd_rl.algorithms.score_normalization import Moments, clipped, standardized, standardized_in_groups
-from spmd_rl.config.config import Config, RewardModelConfig
+from spmd_rl.config.config import Config
 from spmd_rl.config.names import Phase
+from spmd_rl.config.reward_config import RewardModelConfig
 from spmd_rl.controller.planner import plan_microbatches
 from spmd_rl.controller.ranks import Ranks, Timed
 from spmd_rl.data.tickets import UNJUDGED, SampleReward, Ticket

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Self
 
-from spmd_rl.config.config import RolloutConfig
+from spmd_rl.config.rollout_config import RolloutConfig
 
 
 @dataclass(frozen=True)

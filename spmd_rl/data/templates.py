@@ -1,7 +1,6 @@
 """Templates of prompts: the tokenizer's own chat template, a named one, or none."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from spmd_rl.config.template_names import CHAT, PLAIN, template_file
 
@@ -19,8 +18,8 @@ class Template:
         return self.name == PLAIN
 
 
-def load_template(name: str) -> Template:
-    """The template of data.template; ValueError says what there is."""
+def load_template(name: str, knob: str = "data.template") -> Template:
+    """Return a template by its name; ConfigError says what there is. `knob`: the setting that names it."""
     if name in (CHAT, PLAIN):
         return Template(name)
-    return Template(name, Path(template_file(name)).read_text(encoding="utf-8"))
+    return Template(name, template_file(name, knob).read_text(encoding="utf-8"))

@@ -7,18 +7,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from spmd_rl.errors import ConfigError, Problem
+
 Message = dict[str, Any]
 """{"role": ..., "content": ...}"""
 
 
-def load_tokenizer(path: str, trust_remote_code: bool = False) -> Any:
-    """The tokenizer in a Hugging Face model directory; never looked for anywhere else."""
+def load_tokenizer(path: str, trust_remote_code: bool = False, knob: str = "model.path") -> Any:
+    """Return the tokenizer in a Hugging Face model directory; never looked for anywhere else.
+
+    `knob`: the setting that names the directory.
+    """
     directory = Path(path)
     if not any((directory / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
-        raise ValueError(
-            f"model.path = {path}: there is no tokenizer in it (tokenizer.json, tokenizer.model or vocab.json); "
-            "copy the tokenizer files of the model there"
-        )
+        met = "there is no tokenizer in it (tokenizer.json, tokenizer.model or vocab.json)"
+        raise ConfigError(Problem(knob, path, met, "copy the tokenizer files of the model there"))
     # One process per rank: threads of the tokenizer's own would compete with the other ranks'.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from transformers import AutoTokenizer
@@ -28,10 +31,9 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> Any:
     except ValueError as error:
         if trust_remote_code or "trust_remote_code" not in str(error):
             raise
-        raise ValueError(
-            f"model.path = {path}: its tokenizer needs Python code that lies beside it, and is not run unasked; read "
-            "it, and set model.trust_remote_code to true if you trust it"
-        ) from error
+        met = "its tokenizer needs Python code that lies beside it, and is not run unasked"
+        way = "read it, and set trust_remote_code (of the model) to true if you trust it"
+        raise ConfigError(Problem(knob, path, met, way)) from error
 
 
 def render(tokenizer: Any, messages: Sequence[Message], **template: Any) -> list[int]:
@@ -49,29 +51,33 @@ def render_text(
     conversations: Sequence[Sequence[Message]],
     template: str | None = None,
     enable_thinking: bool | None = None,
+    prefix: str = "data.",
 ) -> list[str]:
-    """Render each conversation as text by the chat template. template: Jinja in place of the tokenizer's own."""
+    """Return what the chat template makes of each conversation, as text.
+
+    `template`: Jinja in place of the tokenizer's own. `prefix`: stands before the settings' names.
+    """
     if not conversations:
         return []
-    chosen = spelling(tokenizer, template, enable_thinking)
+    chosen = spelling(tokenizer, template, enable_thinking, prefix)
     return tokenizer.apply_chat_template(list(conversations), tokenize=False, add_generation_prompt=True, **chosen)
 
 
-def spelling(tokenizer: Any, template: str | None, enable_thinking: bool | None) -> dict[str, Any]:
-    """Return a chat template's arguments; ValueError where there is none, or where it does not know the setting."""
+def spelling(
+    tokenizer: Any, template: str | None, enable_thinking: bool | None, prefix: str = "data."
+) -> dict[str, Any]:
+    """Return what a chat template is called with; ConfigError: there is none, or it does not know the setting."""
     spelled = chat_template(tokenizer) if template is None else template
     if not spelled:
-        raise ValueError(
-            f"data.template = chat: the tokenizer in {tokenizer.name_or_path} has no chat template; set data.template "
-            "to plain, to a name in configs/templates, or add chat_template.jinja to the model's directory"
-        )
+        met = f"the tokenizer in {tokenizer.name_or_path} has no chat template"
+        way = f"set {prefix}template to plain, to a name in configs/templates, or add chat_template.jinja to the model"
+        raise ConfigError(Problem(f"{prefix}template", "chat", met, way))
     chosen: dict[str, Any] = {} if template is None else {"chat_template": template}
     if enable_thinking is not None:
         if "enable_thinking" not in spelled:
-            raise ValueError(
-                f"data.enable_thinking = {enable_thinking}: the template does not know it, so it would change nothing; "
-                "leave it out, or set data.template to one that does, such as qwen3"
-            )
+            met = "the template does not know it, so it would change nothing"
+            way = f"leave it out, or set {prefix}template to one that does, such as qwen3"
+            raise ConfigError(Problem(f"{prefix}enable_thinking", enable_thinking, met, way))
         chosen["enable_thinking"] = enable_thinking
     return chosen
 

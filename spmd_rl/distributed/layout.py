@@ -3,7 +3,8 @@
 from dataclasses import dataclass, replace
 from typing import Self
 
-from spmd_rl.config.config import ParallelConfig, RolloutConfig
+from spmd_rl.config.config import ParallelConfig
+from spmd_rl.config.rollout_config import RolloutConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from spmd_rl.config.check_serving import SUMMARY
 from spmd_rl.data.samples import write_samples
+from spmd_rl.errors import ConfigError, Problem
 from spmd_rl.evaluation.benchmark import Comparison, Line, accuracy_interval, measure
 
 SAID_EVERY_SECONDS = 10.0
@@ -121,9 +122,9 @@ def read_lines(directory: Path, name: str) -> list[Line]:
             assert {"index", "question", "answer", "accuracy", "samples"} <= line.keys()
     except FileNotFoundError as error:
         there = sorted(file.stem for file in directory.glob("*.jsonl") if not file.stem.startswith("changed_"))
-        raise ValueError(
-            f"baseline = {directory}: it has no {path.name}; it evaluated {', '.join(there) or 'nothing'}"
-        ) from error
+        way = f"it evaluated {', '.join(there) or 'nothing'}"
+        raise ConfigError(Problem("baseline", directory, f"it has no {path.name}", way)) from error
     except (OSError, ValueError, AssertionError, AttributeError) as error:
-        raise ValueError(f"baseline = {directory}: {path.name} is not what an evaluation writes ({error})") from error
+        met = f"{path.name} is not what an evaluation writes ({error})"
+        raise ConfigError(Problem("baseline", directory, met, "name another")) from error
     return lines

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from spmd_rl.errors import ConfigError
+from spmd_rl.errors import ConfigError, Problem, refuse
 
 FAMILIES = {
     "LlamaForCausalLM": "llama",
@@ -103,31 +103,43 @@ class ModelShape:
         return self.experts is not None and self.experts.sparse[layer]
 
 
-def read_model_shape(path: str | Path) -> ModelShape:
-    """The shape of the model in a Hugging Face directory; ConfigError says what is wrong with it.
+def read_model_shape(
+    path: str | Path, knob: str = "model.path", head: Literal["lm", "value"] | None = None
+) -> ModelShape:
+    """Return the shape of the model in a Hugging Face directory; ConfigError says what is wrong with it.
 
     Reads rotary settings as transformers 4 wrote them (rope_theta, rope_scaling) and as 5 does (rope_parameters).
+    `knob`: the setting that names it. `head`: the only one that will do; None: either.
     """
     file = Path(path) / "config.json"
-    content = _read_json(path, file)
+    content = _read_json(path, file, knob)
     architectures = content.get("architectures") or []
     architecture = architectures[0] if architectures else None
-    family = FAMILIES.get(architecture) or VALUE_FAMILIES.get(architecture)
+    family = VALUE_FAMILIES.get(architecture) or (None if head == "value" else FAMILIES.get(architecture))
     if family is None:
-        raise ConfigError(
-            f"model.path = {path}: the architecture in its config.json is {architecture}; "
-            f"supported are {', '.join(FAMILIES)}, and the first ones as ...ForSequenceClassification"
-        )
+        raise ConfigError(_unsupported(path, knob, architecture, head))
     try:
-        shape = _shape(content, architecture, family, _eos_token_ids(path, content))
+        shape = _shape(content, architecture, family, _eos_token_ids(path, content, knob))
         refused = _refused(content, family)
     except KeyError as error:
-        raise ConfigError(f"model.path = {path}: {file} has no {error}; copy the model's directory again") from error
+        raise ConfigError(Problem(knob, path, f"{file} has no {error}", "copy the model's directory again")) from error
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"model.path = {path}: {file} cannot be understood: {error}") from error
-    if refused:
-        raise ConfigError([f"model.path = {path}: {what}" for what in refused])
+        way = "copy the model's directory again"
+        raise ConfigError(Problem(knob, path, f"{file} cannot be understood: {error}", way)) from error
+    refuse([Problem(knob, path, met, way) for met, way in refused])
     return shape
+
+
+def _unsupported(path: str | Path, knob: str, architecture: str | None, head: str | None) -> Problem:
+    met = f"the architecture in its config.json is {architecture}"
+    if head == "value":
+        way = (
+            f"a reward model is one of {', '.join(VALUE_FAMILIES)}. A model that writes becomes one by training: "
+            "tools/convert_checkpoint.py --head value gives it a score head to start from"
+        )
+        return Problem(knob, path, f"{met}, which is not one that scores", way)
+    way = f"supported are {', '.join(FAMILIES)}, and the first ones as ...ForSequenceClassification"
+    return Problem(knob, path, met, way)
 
 
 def _shape(content: dict[str, Any], architecture: str, family: str, eos_token_ids: tuple[int, ...]) -> ModelShape:
@@ -225,65 +237,65 @@ def _rope(content: dict[str, Any]) -> tuple[float, dict[str, Any] | None]:
     return float(theta), None if kind == "default" else {"rope_type": kind, **rope}
 
 
-def _refused(content: dict[str, Any], family: str) -> list[str]:
-    """What these architectures can be configured to and we do not compute; better said than computed wrongly."""
+_OTHER = "take another model"
+
+
+def _refused(content: dict[str, Any], family: str) -> list[tuple[str, str]]:
+    """Return what these architectures can be configured to and we do not compute, and the ways out."""
     refused = []
-    if content.get("attention_bias"):
-        refused.append(f"attention_bias is set, which is not supported in {family} models")
-    if content.get("mlp_bias"):
-        refused.append(f"mlp_bias is set, which is not supported in {family} models")
+    for key in ("attention_bias", "mlp_bias"):
+        if content.get(key):
+            refused.append((f"{key} is set, which is not supported in {family} models", _OTHER))
     if content.get("hidden_act", "silu") != "silu":
-        refused.append(f"hidden_act is {content['hidden_act']}; supported is silu")
-    windowed = content.get("use_sliding_window") or "sliding_attention" in (content.get("layer_types") or [])
-    if windowed:
-        refused.append("it uses sliding-window attention, which is not supported")
+        refused.append((f"hidden_act is {content['hidden_act']}", "supported is silu"))
+    if content.get("use_sliding_window") or "sliding_attention" in (content.get("layer_types") or []):
+        refused.append(("it uses sliding-window attention, which is not supported", _OTHER))
     if content.get("quantization_config"):
-        refused.append("its weights are quantized; use the original weights, or a copy in bfloat16")
+        refused.append(("its weights are quantized", "use the original weights, or a copy in bfloat16"))
     _, scaling = _rope(content)
     if family != "deepseek_v3" and scaling is not None and scaling.get("attention_factor") is not None:
-        refused.append("attention_factor is set for its rotary positions, which is not supported")
+        refused.append(("attention_factor is set for its rotary positions, which is not supported", "leave it out"))
     known = ("linear", "llama3", "yarn")
     if scaling is not None and scaling["rope_type"] not in known:
-        refused.append(f"its rotary positions are scaled by {scaling['rope_type']}; supported are {', '.join(known)}")
+        met = f"its rotary positions are scaled by {scaling['rope_type']}"
+        refused.append((met, f"supported are {', '.join(known)}"))
     if family == "deepseek_v3":
         experts = _experts(content, family)
         assert experts is not None
         # Megatron scores a group of experts by its best per_token / groups_per_token, transformers and vLLM by two.
         if experts.groups > 1 and experts.per_token // experts.groups_per_token != 2:
-            refused.append(
-                f"num_experts_per_tok = {experts.per_token} with topk_group = {experts.groups_per_token}: supported is "
-                "twice as many experts as groups for a token, as in DeepSeek-V3"
-            )
+            met = f"num_experts_per_tok = {experts.per_token} with topk_group = {experts.groups_per_token}"
+            refused.append((met, "supported is twice as many experts as groups for a token, as in DeepSeek-V3"))
         if not experts.normalized:
-            refused.append("norm_topk_prob is off, which is not supported with sigmoid scores")
+            refused.append(("norm_topk_prob is off, which is not supported with sigmoid scores", _OTHER))
         if content.get("rope_interleave") is False:
-            refused.append("rope_interleave is off, which is not supported in deepseek_v3 models")
+            refused.append(("rope_interleave is off, which is not supported in deepseek_v3 models", _OTHER))
         for key, only in (("scoring_func", "sigmoid"), ("topk_method", "noaux_tc")):
             if content.get(key, only) != only:
-                refused.append(f"{key} is {content[key]}; supported is {only}")
+                refused.append((f"{key} is {content[key]}", f"supported is {only}"))
     return refused
 
 
-def _eos_token_ids(path: str | Path, content: dict[str, Any]) -> tuple[int, ...]:
+def _eos_token_ids(path: str | Path, content: dict[str, Any], knob: str) -> tuple[int, ...]:
     file = Path(path) / "generation_config.json"
-    generation = _read_json(path, file) if file.is_file() else {}
+    generation = _read_json(path, file, knob) if file.is_file() else {}
     ids: list[int] = []
     for value in (content.get("eos_token_id"), generation.get("eos_token_id")):
         ids += value if isinstance(value, list) else [] if value is None else [value]
     return tuple(dict.fromkeys(ids))
 
 
-def _read_json(path: str | Path, file: Path) -> dict[str, Any]:
+def _read_json(path: str | Path, file: Path, knob: str) -> dict[str, Any]:
     if not Path(path).is_dir():
-        raise ConfigError(f"model.path = {path}: there is no such directory; it must be a Hugging Face model directory")
+        raise ConfigError(Problem(knob, path, "there is no such directory", "name a Hugging Face model directory"))
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(
-            f"model.path = {path}: there is no {file.name} in it; is it a Hugging Face directory?"
-        ) from None
+        way = "is it a Hugging Face directory?"
+        raise ConfigError(Problem(knob, path, f"there is no {file.name} in it", way)) from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"model.path = {path}: {file.name} is not valid JSON: {error}") from error
+        raise ConfigError(Problem(knob, path, f"{file.name} is not valid JSON: {error}", "fetch it again")) from error
     if not isinstance(content, dict):
-        raise ConfigError(f"model.path = {path}: {file.name} holds {type(content).__name__}, not an object")
+        met = f"{file.name} holds {type(content).__name__}, not an object"
+        raise ConfigError(Problem(knob, path, met, "fetch it again"))
     return content

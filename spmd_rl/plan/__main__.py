@@ -10,6 +10,7 @@ import sys
 from spmd_rl.config.check import check
 from spmd_rl.config.loading import load_config
 from spmd_rl.distributed.layout import RolloutLayout, TrainLayout
+from spmd_rl.errors import Problem, refuse
 from spmd_rl.models.model_shape import read_model_shape
 from spmd_rl.plan.case import Case, fewest_ranks
 from spmd_rl.plan.text import rank_text, text
@@ -74,13 +75,12 @@ def configure(options: argparse.Namespace, rest: list[str]) -> tuple[Case, list[
     world = options.world_size or fewest_ranks(config)
     problems = check(config, world, shape)
     if options.rank is not None and not 0 <= options.rank < world:
-        problems.append(f"--rank = {options.rank}: there are {world} ranks; use 0 to {world - 1}")
-    stop = [problem for problem in problems if problem.startswith((*LAYOUT, "--rank"))]
-    if stop:
-        raise ValueError("\n".join(stop))
+        problems.append(Problem("--rank", options.rank, f"there are {world} ranks", f"use 0 to {world - 1}"))
+    stop = [problem for problem in problems if problem.knob.startswith((*LAYOUT, "--rank"))]
+    refuse(stop)
     train, rollout = TrainLayout.of(config.parallel, world), RolloutLayout.of(config.rollout, world)
     case = Case(config, shape, train, rollout, options.ranks_per_node, options.world_size is not None)
-    return case, [problem for problem in problems if problem not in stop]
+    return case, [str(problem) for problem in problems if problem not in stop]
 
 
 if __name__ == "__main__":

@@ -7,11 +7,12 @@ from typing import Any
 
 from spmd_rl.config.config import Config, ModelConfig
 from spmd_rl.config.loading import settings
-from spmd_rl.config.resume_policy import refused
+from spmd_rl.config.resume_policy import resume_problems
 from spmd_rl.data.digests import digests_of
 from spmd_rl.distributed.gather import gather
 from spmd_rl.distributed.status import set_status
 from spmd_rl.distributed.world import World
+from spmd_rl.errors import refuse
 from spmd_rl.runlog.checkpoint_store import STATE, CheckpointStore, Digests, SavedCheckpoint, step_of
 from spmd_rl.runlog.run_dir import CHECKPOINTS
 
@@ -86,7 +87,7 @@ def _by_this_command(saved: SavedCheckpoint, config: Config, world: World) -> bo
     except ValueError:
         return False
     told = ("checkpoint.resume", "checkpoint.load")
-    if any(before.get(name) != now[name] for name in told) or refused(before, now, ()):
+    if any(before.get(name) != now[name] for name in told) or resume_problems(before, now, ()):
         return False
     return config.checkpoint.resume != "never" or world.begun()
 
@@ -105,9 +106,8 @@ def _checked(found: Resumed, config: Config) -> Resumed:
     """Return what was found, if this run may go on from it."""
     _read(found.saved, "loop", dict)
     before = _settings(found.saved)
-    wrong = [] if found.only_weights else refused(before, settings(config), config.checkpoint.resume_allow)
-    if wrong:
-        raise ValueError("\n".join(wrong))
+    if not found.only_weights:
+        refuse(resume_problems(before, settings(config), config.checkpoint.resume_allow))
     return found
 
 

@@ -52,7 +52,7 @@ def test_settings_change_together_and_are_shown(talk):
         ("/set temperature", "expected NAME=VALUE"),
         ("/set temperature=hot", "expected a number"),
         ("/set top_k=1.5", "expected a whole number"),
-        ("/set temperature=-1", "out of range; it must be 0 (greedy) or more"),
+        ("/set temperature=-1", "out of range; it must be 0 or more (0: greedy)"),
         ("/set temperature=nan", "out of range"),
         ("/set top_p=0", "out of range; it must be above 0 and at most 1"),
         ("/set temperature=0.5 max_tokens=0", "out of range; it must be 1 or more"),

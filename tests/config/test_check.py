@@ -1,12 +1,17 @@
 """Everything that cannot work is said before anything starts."""
 
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 
-from spmd_rl.config.check import _RANGES, check, notes
-from spmd_rl.config.loading import knobs, load_config
-from spmd_rl.errors import ConfigError
+from spmd_rl.config.check import check, notes
+from spmd_rl.config.config import Config
+from spmd_rl.config.data_config import DatasetConfig
+from spmd_rl.config.fields import Bounds, knobs, marks
+from spmd_rl.config.loading import load_config
+from spmd_rl.config.serving import ChatConfig, EvaluateConfig
+from spmd_rl.errors import ConfigError, Problem
 from spmd_rl.models.model_shape import Experts, LatentAttention, ModelShape
 
 SMOLLM2 = ModelShape(
@@ -49,7 +54,7 @@ SPARSE = replace(
 def problems(tmp_path):
     def found(arguments, world_size=2, model=SMOLLM2):
         argv = ["--model.path", str(tmp_path), "--run.dir", str(tmp_path / "run"), "--run.tensorboard", "False"]
-        return check(load_config([*argv, *arguments.split()]), world_size, model)
+        return [str(problem) for problem in check(load_config([*argv, *arguments.split()]), world_size, model)]
 
     return found
 
@@ -74,7 +79,11 @@ def test_the_defaults_have_no_problem(problems):
         ("--rollout.tensor 4", "rollout.tensor = 4", "does not divide the 6 ranks"),
         ("--parallel.tensor 2", "parallel.tensor = 2", "9 attention heads and 3 key-value heads"),
         ("--rollout.tensor 2", "rollout.tensor = 2", "with this model it can be 1 or 3"),
-        ("--rollout.refresh_bucket_mib 0.5", "rollout.refresh_bucket_mib = 0.5", "1 MiB or more"),
+        (
+            "--rollout.refresh_bucket_mib 0.5",
+            "rollout.refresh_bucket_mib = 0.5",
+            "(a bucket has 1 MiB or more)",
+        ),
         ("--rollout.canary_tolerance 0", "rollout.canary_tolerance = 0.0", "set rollout.canary_steps to 0"),
         ("--train.minibatches 5", "train.minibatches = 5", "does not divide train.prompts_per_step = 32"),
         ("--train.prompts_per_step 2", "train.prompts_per_step = 2", "there are 6 inference engines"),
@@ -114,9 +123,9 @@ def test_the_defaults_have_no_problem(problems):
         ("--data.arithmetic.wording {a}+{b}", "data.arithmetic.wording = '{a}+{b}'", "{op}"),
         ("--data.arithmetic.wording {a", "data.arithmetic.wording = '{a'", "{op}"),
         ("--data.arithmetic.min_operand 10", "data.arithmetic.max_operand = 9", "raise it"),
-        ("--data.arithmetic.operations", "data.arithmetic.operations is empty", "name some of"),
+        ("--data.arithmetic.operations", "data.arithmetic.operations: it is empty", "name some of"),
         ("--reward.rules", "reward.rules = {}", "every reward would be 0"),
-        ("--reward.rules math_answer nan", "reward.rules", "the weight of math_answer is nan"),
+        ("--reward.rules math_answer nan", "reward.rules math_answer = nan", "not a finite number; give one"),
         ("--train.learning_rate inf", "train.learning_rate = inf", "not a finite number"),
         ("--hang.deadline_seconds rollout 0", "hang.deadline_seconds rollout = 0.0", "must be above 0"),
         ("--hang.silent_seconds 1", "hang.silent_seconds = 1.0", "once a second"),
@@ -144,13 +153,18 @@ def test_a_problem_names_the_setting_what_it_met_and_the_way_out(problems, argum
         (
             "--parallel.tensor 2 --parallel.context 3",
             "parallel.context = 3",
-            "with parallel.tensor = 2, a rank has 4 attention heads, which its ranks share inside attention; it can be "
-            "1, 2 or 4",
+            "with parallel.tensor = 2, a rank has 4 attention heads of the model, which its ranks share inside "
+            "attention; "
+            "it can be 1, 2 or 4",
         ),
         ("--parallel.virtual 3", "parallel.virtual = 3", "there is one pipeline stage"),
         ("--rollout.tensor 2 --rollout.data 2", "rollout.tensor x rollout.data = 2 x 2", "the 6 ranks"),
         ("--rollout.data 3 --rollout.expert_parallel True", "rollout.tensor x rollout.data = 1 x 3", "8 experts"),
-        ("--parallel.expert_tensor 5", "parallel.expert_tensor = 5", "an expert has 96 channels"),
+        (
+            "--parallel.expert_tensor 5",
+            "parallel.expert_tensor = 5",
+            "an expert of the model has 96 channels",
+        ),
         ("--parallel.tensor 2 --parallel.sequence False", "parallel.sequence = False", "set it to true"),
         ("--rollout.cache_gib 0.001", "rollout.cache_gib = 0.001", "one sample of 1536 tokens takes 0.0045 GiB"),
     ],
@@ -189,10 +203,25 @@ def test_all_problems_are_found_at_once(problems):
     assert len(found) == 6, found
 
 
-@pytest.mark.parametrize("setting", [name for _, _, names in _RANGES for name in names.split()])
+def is_number(kind):
+    return kind in (int, float) or any(is_number(inner) for inner in get_args(kind))
+
+
+@pytest.mark.parametrize("kind", [Config, EvaluateConfig, ChatConfig, DatasetConfig])
+def test_every_number_that_can_be_set_has_bounds(kind):
+    plain, marked = knobs(kind), knobs(kind, extras=True)
+    numbers = [name for name in plain if is_number(plain[name])]
+    assert len(numbers) >= 1 and [name for name in numbers if not marks(marked[name], Bounds)] == []
+
+
+@pytest.mark.parametrize(
+    "setting", [name for name, kind in knobs(Config).items() if kind in (int, float) and "NAME" not in name]
+)
 def test_a_number_far_out_of_its_range_is_refused_without_an_exception(problems, setting):
-    assert setting in knobs()
-    value = "-7" if knobs()[setting] is int else "-7.5"
+    if marks(knobs(Config, extras=True)[setting], Bounds) == [Bounds()]:
+        assert any(problem.startswith(f"{setting} = nan") for problem in problems(f"--{setting} nan"))
+        return
+    value = "-7" if knobs(Config)[setting] is int else "-7.5"
     assert any(problem.startswith(f"{setting} = {value}") for problem in problems(f"--{setting} {value}"))
 
 
@@ -232,7 +261,10 @@ def test_notes_say_what_works_and_is_worth_knowing():
         ("--checkpoint.resume runs/nowhere", "checkpoint.resume = runs/nowhere: no checkpoint is there"),
         ("--checkpoint.resume_allow train.learning_rat", "did you mean train.learning_rate?"),
         ("--checkpoint.keep_best eval/x/accuracy", "nothing is saved with checkpoint.every_steps = 0"),
-        ("--checkpoint.load weights", "checkpoint.load = weights: of which checkpoint? name its directory with"),
+        (
+            "--checkpoint.load weights",
+            "checkpoint.load = weights: nothing says of which checkpoint; name its directory with",
+        ),
         (
             "--hang.deadline_seconds rolout 9",
             "there is no such phase or verb; did you mean rollout?",
@@ -251,5 +283,6 @@ def test_settings_that_may_differ_are_named_one_by_one_or_by_section(problems):
 
 
 def test_a_config_error_is_a_value_error_that_holds_every_problem():
-    assert str(ConfigError(["a", "b"])) == "a\nb"
-    assert isinstance(ConfigError("a"), ValueError)
+    one, other = Problem("a.b", 3, "met", "way"), Problem("c", None, "not set", "set it", where="x.yaml")
+    assert str(ConfigError(one, other)) == "a.b = 3: met; way\nx.yaml: c: not set; set it"
+    assert isinstance(ConfigError(one), ValueError) and ConfigError(one, other).problems == (one, other)

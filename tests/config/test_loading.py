@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from spmd_rl.config.config import Config, ModelConfig, RewardModelConfig
-from spmd_rl.config.loading import dump, knobs, load_config
+from spmd_rl.config.config import Config, ModelConfig
+from spmd_rl.config.fields import knobs
+from spmd_rl.config.loading import dump, load_config
+from spmd_rl.config.reward_config import RewardModelConfig
 from spmd_rl.errors import ConfigError
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
@@ -22,8 +24,9 @@ def write(tmp_path, text):
 def problems(argv):
     with pytest.raises(ConfigError) as caught:
         load_config(argv)
-    assert str(caught.value) == "\n".join(caught.value.problems)
-    return caught.value.problems
+    found = [str(problem) for problem in caught.value.problems]
+    assert str(caught.value) == "\n".join(found)
+    return found
 
 
 def test_without_a_file_the_defaults_hold():
@@ -193,7 +196,7 @@ def test_help_lists_every_setting_with_its_explanation(capsys, monkeypatch):
         load_config(["--help"])
     printed = capsys.readouterr().out
     assert exit_.value.code == 0
-    assert [name for name in knobs() if f"--{name} " not in printed] == []
+    assert [name for name in knobs(Config) if f"--{name} " not in printed] == []
     assert "--config FILE" in printed
     assert "Optimizer steps per round" in printed
 

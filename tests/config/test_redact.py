@@ -5,7 +5,7 @@ import pytest
 from spmd_rl.config.config import Config, ModelConfig, RunConfig
 from spmd_rl.config.loading import dump, settings
 from spmd_rl.config.redact import hidden, hide_in
-from spmd_rl.config.resume_policy import refused
+from spmd_rl.config.resume_policy import resume_problems
 
 ENVIRONMENT = {
     "WANDB_API_KEY": "0123456789abcdef",
@@ -40,7 +40,7 @@ def test_secrets_of_the_environment_and_of_addresses_are_hidden_and_nothing_else
 def test_settings_as_they_are_kept_have_none_and_a_new_password_is_no_other_setting():
     one, other = (Config(ModelConfig("m"), run=RunConfig(name=f"https://me:{word}@host/")) for word in ("a1", "b2"))
     assert "https://***@host/" in dump(one) and settings(one)["run.name"] == "https://***@host/"
-    assert refused(settings(one), settings(other), ()) == []
+    assert resume_problems(settings(one), settings(other), ()) == []
 
 
 def test_an_errors_causes_and_notes_are_cleaned_too(monkeypatch):

@@ -1,6 +1,11 @@
 import pytest
 
-from spmd_rl.config.resume_policy import changes, refused
+from spmd_rl.config.resume_policy import changes, resume_problems
+
+
+def refused(before, now, allowed):
+    return [str(problem) for problem in resume_problems(before, now, allowed)]
+
 
 BEFORE = {"train.learning_rate": 1e-6, "train.steps": 10, "train.schedule": "constant", "run.seed": 1, "run.name": "a"}
 

@@ -6,7 +6,8 @@ from contextlib import nullcontext
 
 import pytest
 
-from spmd_rl.config.config import Config, ModelConfig, RewardConfig, RewardModelConfig
+from spmd_rl.config.config import Config, ModelConfig
+from spmd_rl.config.reward_config import RewardConfig, RewardModelConfig
 from spmd_rl.controller.reward_models import RewardModels
 from spmd_rl.controller.rollout_metrics import judged_correct, sample_metrics
 from spmd_rl.data.tickets import UNJUDGED, SampleReward, Ticket

@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from spmd_rl.config.config import Config, DataConfig, DatasetConfig, ModelConfig, TrainConfig
+from spmd_rl.config.config import Config, ModelConfig, TrainConfig
+from spmd_rl.config.data_config import DataConfig, DatasetConfig
 from spmd_rl.config.loading import load_dataset_config
 from spmd_rl.data.sources.prompts import load_dataset, load_prompts
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from spmd_rl.config.config import DataConfig, DatasetConfig
+from spmd_rl.config.data_config import DataConfig, DatasetConfig
 from spmd_rl.config.template_names import DIRECTORY
 from spmd_rl.data.sources.prompts import encode, load_dataset, template_of
 from spmd_rl.data.templates import Template, load_template

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from spmd_rl.config.config import Config, DataConfig, ModelConfig
+from spmd_rl.config.config import Config, ModelConfig
+from spmd_rl.config.data_config import DataConfig
 from spmd_rl.data.sources.prompts import load_prompts
 from spmd_rl.data.tokens import decode, encode_all, load_tokenizer, render, render_all
 

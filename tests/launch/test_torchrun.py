@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from spmd_rl.config.loading import knobs
+from spmd_rl.config.config import Config
+from spmd_rl.config.fields import knobs
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -300,7 +301,7 @@ def test_a_slurm_job_outside_the_source_or_without_a_program_says_how_it_is_used
 
 
 def test_nothing_in_a_launch_script_is_a_setting_of_the_run():
-    names = {name for name in knobs() if not name.startswith(("model.path", "run."))}
+    names = {name for name in knobs(Config) if not name.startswith(("model.path", "run."))}
     for script in [*ROOT.glob("launch/*.sh"), *ROOT.glob("launch/slurm/*")]:
         text = script.read_text()
         assert [name for name in names if name in text] == [], script.name

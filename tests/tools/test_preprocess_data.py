@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from spmd_rl.config.config import DataConfig
+from spmd_rl.config.data_config import DataConfig
 from spmd_rl.config.loading import load_dataset_config
 from spmd_rl.data.sources.prepared import is_prepared
 from spmd_rl.data.sources.prompts import load_dataset

@@ -5,7 +5,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from spmd_rl.config.config import ArithmeticConfig
+from spmd_rl.config.data_config import ArithmeticConfig
 from spmd_rl.data.seeds import derived_seed
 
 Problem = tuple[str, int, int]

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from spmd_rl.config.config import DataConfig
+from spmd_rl.config.data_config import DataConfig
 from spmd_rl.config.template_names import CHAT
 from spmd_rl.data.sources.questions import Question, Reading
 from spmd_rl.data.sources.row import BadRows

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from spmd_rl.config.config import Config, DataConfig, DatasetConfig
+from spmd_rl.config.config import Config
+from spmd_rl.config.data_config import DataConfig, DatasetConfig
 from spmd_rl.config.loading import load_dataset_config
 from spmd_rl.config.source_names import is_made
 from spmd_rl.config.template_names import CHAT
@@ -13,6 +14,7 @@ from spmd_rl.data.sources import prepared
 from spmd_rl.data.sources.questions import Question, Reading, read_questions, without_overlong
 from spmd_rl.data.sources.row import Row
 from spmd_rl.data.templates import Template, load_template
+from spmd_rl.errors import ConfigError, Problem
 
 _AT_ONCE = 512
 # A tokenizer takes a minute and gigabytes for a text of 10 MB. Of a text with so many characters for each token that is
@@ -80,10 +82,9 @@ def load_prompts(config: Config, tokenizer: Any, split: str) -> Loaded:
         notes += loaded.notes
         shares.append((len(loaded.prompts), weight))
     if split == "train" and len(prompts) < config.train.prompts_per_step:
-        raise ValueError(
-            f"train.prompts_per_step = {config.train.prompts_per_step}: {' and '.join(_sources(data, split))} gives "
-            f"only {len(prompts)} prompts, so a step would ask the same prompt twice; lower it or bring more prompts"
-        )
+        gives = f"{' and '.join(_sources(data, split))} gives only {len(prompts)} prompts"
+        met, way = f"{gives}, so a step would ask the same prompt twice", "lower it or bring more prompts"
+        raise ConfigError(Problem("train.prompts_per_step", config.train.prompts_per_step, met, way))
     return Loaded(prompts, notes, tuple(shares))
 
 
@@ -138,7 +139,7 @@ def load_dataset(
 
 def template_of(dataset: DatasetConfig, data: DataConfig) -> Template:
     """The template that spells the prompts of a dataset in a run."""
-    return load_template(data.template or dataset.template or CHAT)
+    return load_template(data.template or dataset.template or CHAT, f"{data.prefix}template")
 
 
 def encode(tokenizer: Any, template: Template, data: DataConfig, contents: Sequence[Any]) -> list[Encoded]:
@@ -149,11 +150,10 @@ def encode(tokenizer: Any, template: Template, data: DataConfig, contents: Seque
     enable_thinking, longest = data.enable_thinking, data.max_prompt_length
     if template.plain:
         if enable_thinking is not None:
-            raise ValueError(
-                f"data.enable_thinking = {enable_thinking}: data.template = plain has no place for it; leave it out"
-            )
+            met = f"{data.prefix}template = plain has no place for it"
+            raise ConfigError(Problem(f"{data.prefix}enable_thinking", enable_thinking, met, "leave it out"))
     else:
-        tokens.spelling(tokenizer, template.text, enable_thinking)
+        tokens.spelling(tokenizer, template.text, enable_thinking, data.prefix)
 
     to_ids = tokens.encode_all if template.plain else tokens.encode_rendered
 
@@ -161,7 +161,7 @@ def encode(tokenizer: Any, template: Template, data: DataConfig, contents: Seque
         if template.plain:
             texts = list(some)
         else:
-            texts = tokens.render_text(tokenizer, some, template.text, enable_thinking)
+            texts = tokens.render_text(tokenizer, some, template.text, enable_thinking, data.prefix)
         begun = [text[: _CHARACTERS_A_TOKEN * longest] for text in texts]
         ids = to_ids(tokenizer, begun)
         made = []

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from spmd_rl.config.config import ArithmeticConfig, DataConfig, DatasetConfig
+from spmd_rl.config.data_config import ArithmeticConfig, DataConfig, DatasetConfig
 from spmd_rl.config.source_names import ARITHMETIC, REASONING_GYM, is_made
 from spmd_rl.data.sources.arithmetic import make_problems
 from spmd_rl.data.sources.row import BadRows, Located, Row
@@ -16,6 +16,7 @@ from spmd_rl.data.sources.rows import read_rows
 from spmd_rl.data.sources.tasks import make_task
 from spmd_rl.data.templates import Template
 from spmd_rl.data.tokens import Message
+from spmd_rl.errors import ConfigError, Problem
 
 
 @dataclass(frozen=True)
@@ -146,10 +147,9 @@ class _Columns:
         self.dataset, self.template = dataset, template
         self.system = dataset.system if data.system is None else data.system
         if template.plain and self.system is not None:
-            raise ValueError(
-                f"data.template = plain: it has no place for the system message {self.system!r}; leave that out, or "
-                "set the template to chat"
-            )
+            met = f"it has no place for the system message {self.system!r}"
+            way = "leave that out, or set the template to chat"
+            raise ConfigError(Problem(f"{data.prefix}template", "plain", met, way))
         self.pattern = None if dataset.answer_pattern is None else compiled_pattern(dataset.answer_pattern)
         self.taken_out = str.maketrans("", "", dataset.answer_without)
         used = (
@@ -317,23 +317,22 @@ def without_overlong(
 
     lengths: of each the tokens, template included, and whether it has more than these, which were not counted.
     """
-    limit = data.max_prompt_length
+    knob, limit = f"{data.prefix}max_prompt_length", data.max_prompt_length
     overlong = [(question.index, length, more) for question, length, more in lengths if length > limit]
     if not overlong:
         return [question for question, _, _ in lengths]
     what = f"{len(overlong)} of {len(lengths)} prompts of {reading.source} are longer"
     if data.overlong_prompts == "refuse":
         named = some(f"row {i}: {'over ' * more}{length} tokens" for i, length, more in overlong)
-        raise ValueError(
-            f"data.max_prompt_length = {limit}: {what} ({named}); raise it, or set data.overlong_prompts to drop"
-        )
+        way = f"raise it, or set {data.prefix}overlong_prompts to drop"
+        raise ConfigError(Problem(knob, limit, f"{what} ({named})", way))
     if len(overlong) == len(lengths):
         shortest = min(length for _, length, _ in lengths)
-        raise ValueError(f"data.max_prompt_length = {limit}: {what} (the shortest has {shortest} tokens); raise it")
+        raise ConfigError(Problem(knob, limit, f"{what} (the shortest has {shortest} tokens)", "raise it"))
     _, longest, more = max(overlong, key=lambda one: one[1])
     reading.dropped["overlong"] += len(overlong)
     reading.notes.append(
-        f"data.max_prompt_length = {limit}: {what} (the longest has {'over ' * more}{longest} tokens) and are left out"
+        f"{knob} = {limit}: {what} (the longest has {'over ' * more}{longest} tokens) and are left out"
     )
     return [question for question, length, _ in lengths if length <= limit]
 

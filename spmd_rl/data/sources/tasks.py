@@ -1,12 +1,12 @@
 """The door to reasoning_gym: tasks made on the fly, with answers."""
 
-import difflib
 from collections.abc import Iterator
 from typing import Any
 
 from spmd_rl.config.source_names import REASONING_GYM
 from spmd_rl.data.seeds import derived_seed
 from spmd_rl.data.sources.row import Row
+from spmd_rl.errors import ConfigError, Problem, did_you_mean
 
 _TRIES = 8
 
@@ -34,11 +34,8 @@ def _entries(task: str, options: dict[str, Any], size: int, seed: int) -> Iterat
     from reasoning_gym.factory import DATASETS
 
     if task not in DATASETS:
-        near = difflib.get_close_matches(task, list(DATASETS), 1)
-        raise ValueError(
-            f"data.source = {REASONING_GYM}{task}: reasoning_gym has no such task; "
-            + (f"did you mean {near[0]}?" if near else f"it has {', '.join(sorted(DATASETS))}")
-        )
+        way = did_you_mean(task, DATASETS, f"it has {', '.join(sorted(DATASETS))}")
+        raise ConfigError(Problem("data.source", f"{REASONING_GYM}{task}", "reasoning_gym has no such task", way))
     try:
         made = reasoning_gym.create_dataset(task, **{"seed": seed, "size": size} | options)
     except (TypeError, ValueError, AssertionError) as error:

@@ -12,9 +12,12 @@ from spmd_rl.weights.files.weight_source import Source, fill_shard
 from spmd_rl.weights.transfer.boxes import Shard
 
 
-def open_source(path: str, shape: Sizes) -> Source:
-    """Open the weights in a directory, whose headers are checked. Raises ValueError: broken, or not of this shape."""
-    return CheckpointSource(path, shape) if is_checkpoint(Path(path)) else HfSource(path, shape)
+def open_source(path: str, shape: Sizes, knob: str = "model") -> Source:
+    """Open the weights in a directory, whose headers are checked; `knob`: the setting that names it.
+
+    Raises ValueError: broken, or not of this shape.
+    """
+    return CheckpointSource(path, shape) if is_checkpoint(Path(path)) else HfSource(path, shape, knob=knob)
 
 
 def fill_engine(

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
+from spmd_rl.errors import ConfigError, Problem
 from spmd_rl.weights.families import hf_tensors
 from spmd_rl.weights.families.table import Sizes
 from spmd_rl.weights.files.weight_source import fill_shard, some
@@ -33,24 +34,26 @@ class Header:
     dtype: str
 
 
-def read_headers(path: str | Path) -> dict[str, Header]:
-    """Return name -> header of every tensor in the directory.
+def read_headers(path: str | Path, knob: str = "model.path") -> dict[str, Header]:
+    """Return name -> header of every tensor in the directory; `knob`: the setting that names it.
 
     Raises ValueError naming the file that is missing or broken.
     """
     path = Path(path)
     headers: dict[str, Header] = {}
-    for file in _files(path):
+    for file in _files(path, knob):
         with _naming(file), safe_open(file, framework="pt") as handle:
             for name in handle.keys():  # noqa: SIM118 (not a mapping)
                 if name in headers:
-                    raise ValueError(f"model.path = {path}: {name} is in {headers[name].file.name} and in {file.name}")
+                    met = f"{name} is in {headers[name].file.name} and in {file.name}"
+                    raise ConfigError(Problem(knob, path, met, "fetch the directory again"))
                 part = handle.get_slice(name)
                 headers[name] = Header(file, tuple(part.get_shape()), part.get_dtype())
     if (path / INDEX).exists():
         lost = [name for name in _weight_map(path / INDEX) if name not in headers]
         if lost:
-            raise ValueError(f"model.path = {path}: {INDEX} lists {some(lost)}, which no file holds")
+            met = f"{INDEX} lists {some(lost)}, which no file holds"
+            raise ConfigError(Problem(knob, path, met, "fetch the directory again"))
     return headers
 
 
@@ -62,10 +65,17 @@ class HfSource:
     unexpected, not floating point or of another shape.
     """
 
-    def __init__(self, path: str | Path, shape: Sizes, zeros: Collection[str] = (), remap_bytes: int = 64 << 20):
+    def __init__(
+        self,
+        path: str | Path,
+        shape: Sizes,
+        zeros: Collection[str] = (),
+        remap_bytes: int = 64 << 20,
+        knob: str = "model.path",
+    ):
         self.path = Path(path)
-        self.headers = read_headers(self.path)
-        check_headers(self.path, self.headers, shape)
+        self.headers = read_headers(self.path, knob)
+        check_headers(self.path, self.headers, shape, knob)
         self._zeros = frozenset(zeros)
         self._remap_bytes = remap_bytes
         self._file: Path | None = None
@@ -97,35 +107,31 @@ def load_shard(path: str | Path, shard: Shard, parameters: Mapping[str, torch.Te
     fill_shard(HfSource(path, shape), shard, parameters)
 
 
-def check_headers(path: str | Path, headers: Mapping[str, Header], shape: Sizes) -> None:
-    """Raise ValueError unless the tensors are those of the model: all of them, of the right shape, and no others."""
+def check_headers(path: str | Path, headers: Mapping[str, Header], shape: Sizes, knob: str = "model.path") -> None:
+    """Raise ConfigError unless the tensors are those of the model: all of them, of the right shape, and no others."""
+
+    def refused(met: str, way: str) -> ConfigError:
+        return ConfigError(Problem(knob, path, met, way))
+
     expected = hf_tensors(shape)
     missing = [name for name in expected if name not in headers]
     if missing == ["score.weight"]:
-        raise ValueError(
-            f"model.path = {path}: lacks score.weight, its score head; its config.json names a model that scores, its "
-            "weights are those of one that doesn't: fetch them again, or train a head first"
-        )
+        met = "lacks score.weight, its score head: its config.json names a model that scores, its weights are another's"
+        raise refused(met, "fetch them again, or train a head first")
     if missing:
-        raise ValueError(f"model.path = {path}: lacks {some(missing)}; its config.json describes another model")
+        raise refused(f"lacks {some(missing)}", "its config.json describes another model")
     unexpected = [name for name in headers if name not in expected and not _harmless(name, shape)]
     if unexpected:
-        raise ValueError(
-            f"model.path = {path}: holds {some(unexpected)}, which a {shape.family} model as config.json describes it "
-            "doesn't have; they would be ignored"
-        )
+        met = f"holds {some(unexpected)}, which a {shape.family} model as config.json describes it doesn't have"
+        raise refused(met, "they would be ignored")
     for name, size in expected.items():
         header = headers[name]
         if header.shape != size:
-            raise ValueError(
-                f"model.path = {path}: {name} has shape {header.shape} in {header.file.name}, "
-                f"its config.json means {size}"
-            )
+            met = f"{name} has shape {header.shape} in {header.file.name}, its config.json means {size}"
+            raise refused(met, "fetch the directory again")
         if header.dtype not in DTYPES:
-            raise ValueError(
-                f"model.path = {path}: {name} is {header.dtype} in {header.file.name}; quantized weights can't be "
-                f"trained, use a directory with {', '.join(DTYPES)}"
-            )
+            met = f"{name} is {header.dtype} in {header.file.name}, and quantized weights can't be trained"
+            raise refused(met, f"use a directory with {', '.join(DTYPES)}")
 
 
 def _harmless(name: str, shape: Sizes) -> bool:
@@ -137,20 +143,21 @@ def _harmless(name: str, shape: Sizes) -> bool:
     return bool(_HARMLESS.search(name)) or (shape.tied and name == "lm_head.weight")
 
 
-def _files(path: Path) -> list[Path]:
+def _files(path: Path, knob: str) -> list[Path]:
     if not path.is_dir():
-        raise ValueError(f"model.path = {path}: no such directory")
+        raise ConfigError(Problem(knob, path, "no such directory", "name a Hugging Face model directory"))
     index = path / INDEX
     if not index.exists():
         if (path / SINGLE).exists():
             return [path / SINGLE]
         others = sorted(p.name for p in path.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".gguf", ".safetensors"))
         held = f" (only {some(others)})" if others else ""
-        raise ValueError(f"model.path = {path}: no {SINGLE} and no {INDEX}{held}; save the model as safetensors")
+        raise ConfigError(Problem(knob, path, f"no {SINGLE} and no {INDEX}{held}", "save the model as safetensors"))
     names = sorted(set(_weight_map(index).values()))
     absent = [name for name in names if not (path / name).exists()]
     if absent:
-        raise ValueError(f"model.path = {path}: {INDEX} names {some(absent)}, not there; the download is incomplete")
+        met = f"{INDEX} names {some(absent)}, not there: the download is incomplete"
+        raise ConfigError(Problem(knob, path, met, "fetch them"))
     return [path / name for name in names]
 
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from spmd_rl.config.config import ArithmeticConfig
+from spmd_rl.config.data_config import ArithmeticConfig
 from spmd_rl.data.sources.arithmetic import make_problems
 
 SMALL = ArithmeticConfig()

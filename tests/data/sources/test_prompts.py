@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from spmd_rl.config.config import Config, DataConfig, ModelConfig, TrainConfig
+from spmd_rl.config.config import Config, ModelConfig, TrainConfig
+from spmd_rl.config.data_config import DataConfig
 from spmd_rl.data.sources.prompts import load_prompts
 
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from spmd_rl.config.config import Config, DataConfig, DatasetConfig, ModelConfig
+from spmd_rl.config.config import Config, ModelConfig
+from spmd_rl.config.data_config import DataConfig, DatasetConfig
 from spmd_rl.config.loading import load_dataset_config
 from spmd_rl.data.sources.prompts import load_dataset, load_prompts
 from spmd_rl.data.sources.tasks import make_task

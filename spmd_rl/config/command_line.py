@@ -1,0 +1,141 @@
+"""Read settings from a command line, strictly, and print --help."""
+
+import contextlib
+import io
+import re
+from collections.abc import Iterable
+from typing import Any, TypeVar, get_origin
+
+import tyro
+
+from spmd_rl.config.fields import NAME, knobs, named_section
+from spmd_rl.config.yaml_file import describe, unknown
+from spmd_rl.errors import Problem
+
+Settings = TypeVar("Settings")
+WHERE = "command line"
+
+
+def split_words(argv: list[str], problems: list[Problem]) -> tuple[list[str], dict[str, list[str]], bool]:
+    """Return (files of --config, setting -> its words, whether help is wanted); the last of a repeated setting wins."""
+    groups: list[tuple[str, list[str]]] = []
+    wants_help = False
+    for word in argv:
+        if word in ("-h", "--help"):
+            wants_help = True
+        elif word.startswith("--") and len(word) > 2:
+            name, given, value = word[2:].partition("=")
+            groups.append((name.replace("-", "_"), [value] if given else []))
+        elif groups:
+            groups[-1][1].append(word)
+        else:
+            problems.append(Problem(word, None, "", "expected --config FILE or --section.setting VALUE", WHERE))
+    files = [word for name, words in groups if name == "config" for word in words]
+    if any(name == "config" and len(words) != 1 for name, words in groups) or len(files) > 1:
+        problems.append(Problem("--config", None, "", "expected one YAML file"))
+        files = []
+    return files, {name: words for name, words in groups if name != "config"}, wants_help
+
+
+def known_as(name: str, known: Iterable[str]) -> str:
+    """Return a setting's name as `knobs` knows it: with NAME where the user's own name of a section stands."""
+    for knob in known:
+        before, named, after = knob.partition(f".{NAME}.")
+        if named and re.fullmatch(rf"{re.escape(before)}\.\w+\.{re.escape(after)}", name):
+            return knob
+    return name
+
+
+def name_sections(
+    known: Iterable[str], overrides: dict[str, list[str]], values: dict[str, Any], wants_help: bool
+) -> None:
+    """Add a section, empty as yet, for each name that only the command line knows; for help, one called NAME."""
+    for name in overrides:
+        if known_as(name, known) != name:
+            values.setdefault(name.rpartition(".")[0] + ".", None)
+    for before in {knob.partition(NAME)[0] for knob in known if NAME in knob} if wants_help else ():
+        if not any(name.startswith(before) for name in values):
+            values[f"{before}{NAME}."] = None
+
+
+def override(config: Settings, overrides: dict[str, list[str]], problems: list[Problem]) -> Settings:
+    """Return the settings with those of the command line in place of theirs."""
+    known = knobs(type(config))
+    accepted: dict[str, list[str]] = {}
+    for name, words in overrides.items():
+        kind = known.get(known_as(name, known))
+        if kind is not None:
+            accepted[name] = _spell_booleans(words) if kind in (bool, bool | None) else words
+        else:
+            problems.append(unknown(name, type(config), WHERE))
+    try:
+        return _tyro([word for name in accepted for word in _words(name, accepted[name])], config)
+    except SystemExit:  # tyro stops at the first mistake; one by one finds them all
+        for name, words in accepted.items():
+            try:
+                _tyro(_words(name, words), config)
+            except SystemExit:
+                given = " ".join(overrides[name]) or "nothing"
+                what = describe(known[known_as(name, known)])
+                problems.append(Problem(name, given, "", f"expected {what}", WHERE))
+        return config
+
+
+def print_help(default: Any, description: str) -> None:
+    """Print every setting with its explanation and its value in `default`, and exit."""
+    _tyro(["--help"], default, description)
+
+
+def _words(name: str, words: list[str]) -> list[str]:
+    # One word with "=" may begin with a dash.
+    return [f"--{name}={words[0]}"] if len(words) == 1 else [f"--{name}", *words]
+
+
+def _spell_booleans(words: list[str]) -> list[str]:
+    """A bare `--train.recompute` says True, and YAML's true is as good as Python's True."""
+    if not words:
+        return ["True"]
+    return [word.capitalize() if word.lower() in ("true", "false") else word for word in words]
+
+
+def _tyro(argv: list[str], default: Settings, description: str = "") -> Settings:
+    wants_help = argv == ["--help"]
+    with contextlib.ExitStack() as quiet:
+        if not wants_help:
+            quiet.enter_context(contextlib.redirect_stderr(io.StringIO()))
+            quiet.enter_context(contextlib.redirect_stdout(io.StringIO()))
+        return tyro.cli(
+            type(default),
+            args=argv,
+            default=default,
+            description=description,
+            use_underscores=True,
+            # Every setting takes a value: --data.shuffle False, as it is written in the file.
+            config=(tyro.conf.FlagConversionOff,),
+            registry=_registry(),
+        )
+
+
+def _registry() -> tyro.constructors.ConstructorRegistry:
+    """tyro would make one option of each default rule; a run's rules replace the default ones as a whole."""
+    registry = tyro.constructors.ConstructorRegistry()
+
+    @registry.primitive_rule
+    def weights(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec | None:
+        if get_origin(info.type) is not dict or named_section(info.type):
+            return None
+
+        def read(words: list[str]) -> dict[str, float]:
+            if len(words) % 2:
+                raise ValueError("expected names with a number each")
+            return {name: float(weight) for name, weight in zip(words[::2], words[1::2], strict=True)}
+
+        return tyro.constructors.PrimitiveConstructorSpec(
+            nargs="*",
+            metavar="[STR FLOAT ...]",
+            instance_from_str=read,
+            is_instance=lambda value: isinstance(value, dict),
+            str_from_instance=lambda value: [str(word) for pair in value.items() for word in pair],
+        )
+
+    return registry

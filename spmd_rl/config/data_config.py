@@ -1,0 +1,107 @@
+"""Hold what can be set of prompts: where they come from, and how they are spelled."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from spmd_rl.config.fields import NonNegativeInt, PositiveFloat, PositiveInt
+
+
+@dataclass(frozen=True)
+class ArithmeticConfig:
+    operations: tuple[Literal["+", "-", "*"], ...] = ("+",)
+    """Which operations the problems use, drawn evenly."""
+    min_operand: NonNegativeInt = 0
+    """Smallest operand."""
+    max_operand: NonNegativeInt = 9
+    """Largest operand: 9 for one digit, 99 for up to two."""
+    problems: PositiveInt = 2000
+    """Problems to train on. Distinct while the operands allow it, then repeated (the log says so)."""
+    wording: str = "What is {a} {op} {b}? Answer with the number only."
+    """The prompt, with places {a}, {op} and {b}."""
+
+
+@dataclass(frozen=True)
+class DatasetConfig:
+    """One source and how its columns are read: what a file in configs/datasets/ holds."""
+
+    source: str
+    """A .jsonl, .json, .csv, .parquet or .arrow file, a directory of them or of `datasets.save_to_disk`, a name on the
+    Hugging Face hub (openai/gsm8k), "arithmetic", or "reasoning_gym:<task>"."""
+    name: str | None = None
+    """What metrics call it. None: the name of the file that describes it, else of its source."""
+    subset: str | None = None
+    """Configuration of a dataset on the hub."""
+    split: str | None = None
+    """Split to train on: of the hub, of `save_to_disk`, or the files of a directory that have it in their name."""
+    eval_split: str | None = None
+    """Split to evaluate on. None: the same."""
+    prompt_column: str = "prompt"
+    """Column of the prompt: a string, or a list of chat messages {role, content}. "a.b" is column b inside a."""
+    query_column: str | None = None
+    """Column with more of the prompt, put on a line after it where it is not empty (Alpaca's `input`)."""
+    answer_column: str = "answer"
+    """Column of the answer that reward rules compare with. "": the rows have none, as where a reward model judges."""
+    system_column: str | None = None
+    """Column of a row's own system message, which goes before `system` where it is not empty."""
+    extra_columns: tuple[str, ...] | None = None
+    """Further columns to keep for reward rules. None: all but binary ones (images), which are never kept."""
+    answer_pattern: str | None = None
+    """Regular expression whose group 1, where it matches last, is the answer. None: the column as it is."""
+    answer_without: str = ""
+    """Characters taken out of the answer, such as the comma in 1,450."""
+    deduplicate: str | None = None
+    """Column that tells rows apart: of those with the same value the first is kept."""
+    system: str | None = None
+    """System message, unless the run sets data.system."""
+    template: str | None = None
+    """Template, unless the run sets data.template."""
+    problems: PositiveInt = 2000
+    """How many problems a reasoning_gym task makes for training."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Settings of a reasoning_gym task, under its own names."""
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    prefix = "data."
+    """Stands before its settings' names, where the program at hand has them in this section."""
+
+    source: str = "arithmetic"
+    """What to train on: "arithmetic" or "reasoning_gym:<task>" (problems made on the spot), a .jsonl, .json, .csv,
+    .parquet or .arrow file, a directory of them, a Hugging Face hub name, a file of configs/datasets/, or
+    FILE.yaml:PATH for the columns of the one and the rows of the other."""
+    mix: dict[str, PositiveFloat] = field(default_factory=dict)
+    """Several sources with weights, in place of data.source: --data.mix a.jsonl 3 configs/datasets/b.yaml 1"""
+    prompt_column: str | None = None
+    """Column of the prompt: a string, or a list of chat messages {role, content}; "a.b" is column b inside a. None:
+    what the dataset's file says, else "prompt"."""
+    answer_column: str | None = None
+    """Column of the answer that reward rules compare with; "": there is none. None: what the dataset's file says, else
+    "answer"."""
+    answer_pattern: str | None = None
+    """Regular expression whose group 1, where it matches last, is the answer. None: what the dataset's file says."""
+    system: str | None = None
+    """System message put before every prompt. None: what the dataset's file says, else what the template does by
+    itself. Not with template "plain"."""
+    template: str | None = None
+    """How a prompt is spelled: "chat" (the tokenizer's own chat template), "plain" (its text as it is), a name in
+    configs/templates/, or a .jinja file. None: what the dataset's file says, else "chat"."""
+    enable_thinking: bool | None = None
+    """Passed to a template that knows it (Qwen3). None: what the template does by itself."""
+    max_prompt_length: PositiveInt = 1024
+    """Tokens, template included."""
+    overlong_prompts: Literal["drop", "refuse"] = "drop"
+    """What to do with longer prompts: leave them out and say how many, or stop and name them."""
+    empty_answers: Literal["drop", "refuse"] = "refuse"
+    """What to do with rows whose answer is empty."""
+    bad_rows: Literal["drop", "refuse"] = "refuse"
+    """What to do with rows that cannot be read (broken text, a missing column, a value of another type): leave them out
+    and say how many, or stop at the first and name file, row and column."""
+    eval_source: str | None = None
+    """The held-out problems, named as data.source is. None: none, except that problems made on the spot have their own,
+    disjoint from training."""
+    eval_problems: NonNegativeInt = 128
+    """At most so many held-out problems, the first of the source."""
+    shuffle: bool = True
+    """Another order every epoch, drawn from run.seed. False: the order of the source."""
+    arithmetic: ArithmeticConfig = field(default_factory=ArithmeticConfig)

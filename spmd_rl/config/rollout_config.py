@@ -1,0 +1,79 @@
+"""Hold what can be set of inference engines and of sampling: a run, an evaluation and a conversation share it."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from spmd_rl.config.fields import Bounds, MayDiffer, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+TopP = Annotated[float, Bounds(gt=0, le=1, note="1: all tokens")]
+_ON_POLICY = "training uses the log-probabilities of the distribution at this temperature"
+
+
+@dataclass(frozen=True)
+class EngineLayoutConfig:
+    """Settings of how ranks make engines, which share out prompts."""
+
+    tensor: MayDiffer[PositiveInt] = 1
+    """Ranks that share one inference engine. There are ranks / tensor engines, each with its own prompts."""
+    data: MayDiffer[PositiveInt] = 1
+    """Engines that share the experts of a mixture-of-experts model; they run in step. 1: each has all of them."""
+    max_sequences: MayDiffer[PositiveInt] = 64
+    """Sequences one engine runs at once."""
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Settings of one inference engine."""
+
+    prefix = "rollout."
+    """Stands before their names, where the program at hand has them in a section."""
+
+    expert_parallel: MayDiffer[bool] = False
+    """Each rank of an engine, or of the engines that share experts, holds some experts whole; otherwise a part of every
+    expert."""
+    cache_gib: MayDiffer[PositiveFloat] = 1.0
+    """Memory of the key-value cache, GiB per rank."""
+    block_tokens: MayDiffer[PositiveInt] = 32
+    """Tokens in one block of the cache; a shared prefix is reused in whole blocks. (Latent attention on a CPU: 16.)"""
+
+
+@dataclass(frozen=True)
+class EnginesConfig(EngineConfig, EngineLayoutConfig):
+    """Settings of several engines."""
+
+
+@dataclass(frozen=True)
+class SamplingConfig:
+    """Settings of how tokens are drawn."""
+
+    temperature: NonNegativeFloat = 0.0
+    """0: greedy, the likeliest token each time."""
+    top_p: TopP = 1.0
+    """Sample from the smallest set of tokens with this probability together. 1: from all."""
+    top_k: NonNegativeInt = 0
+    """Sample from so many likeliest tokens. 0: from all."""
+    min_p: Annotated[float, Bounds(ge=0, lt=1, note="0: all tokens")] = 0.0
+    """Leave out tokens less likely than this fraction of the likeliest one's probability. 0: none."""
+
+
+@dataclass(frozen=True)
+class RolloutConfig(SamplingConfig, EnginesConfig):
+    """Settings of the engines that make a run's samples."""
+
+    temperature: Annotated[float, Bounds(gt=0, note=_ON_POLICY)] = 1.0
+    """Above 0. Training uses the log-probabilities of the distribution at this temperature. Evaluation is greedy."""
+    stop: tuple[str, ...] = ()
+    """Strings that end a response, besides the model's own end tokens."""
+    stop_token_ids: tuple[NonNegativeInt, ...] = ()
+    """Token ids that end a response, besides the model's own."""
+    max_response_length: PositiveInt = 512
+    """Tokens; a longer response is cut and its finish reason is "length"."""
+    refresh_bucket_mib: MayDiffer[Annotated[float, Bounds(ge=1, note="a bucket has 1 MiB or more")] | None] = None
+    """Weights travel in buckets of this size; a rank holds at most two that it sends and two that it receives. None:
+    what suits the machine (16 on CPUs, 256 on accelerators)."""
+    canary_steps: MayDiffer[NonNegativeInt] = 10
+    """Every so many steps, from the first on, vLLM and Megatron both score a sequence of a few tokens. 0: never."""
+    canary_tolerance: MayDiffer[
+        Annotated[float, Bounds(gt=0, note="for no canary, set rollout.canary_steps to 0")] | None
+    ] = None
+    """The run stops when their log-probabilities differ by more on average. None: 0.001 in float32, 0.1 in bfloat16."""
