@@ -28,14 +28,13 @@ QWEN2_5_0_5B = {
     "hidden_act": "silu",
     "eos_token_id": 151645,
 }
-_NAMES = {"float32": "F32", "bfloat16": "BF16"}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True, help="directory to make")
     parser.add_argument("--config", type=Path, help="a config.json; default: Qwen2.5-0.5B's")
-    parser.add_argument("--dtype", choices=list(_NAMES), default="float32")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args()
     if chosen.output.exists() and any(chosen.output.iterdir()):
@@ -44,30 +43,22 @@ def main() -> None:
 
     from spmd_rl.models.model_shape import read_model_shape
     from spmd_rl.weights.families import hf_tensors
+    from spmd_rl.weights.files.hf_reader import SINGLE
+    from spmd_rl.weights.files.safetensors_files import SafetensorsFiles
+    from spmd_rl.weights.transfer.boxes import whole
 
     config = json.loads(chosen.config.read_text()) if chosen.config else QWEN2_5_0_5B
     chosen.output.mkdir(parents=True, exist_ok=True)
     (chosen.output / "config.json").write_text(json.dumps(config | {"dtype": chosen.dtype}, indent=2) + "\n")
     sizes = hf_tensors(read_model_shape(chosen.output))
     dtype = getattr(torch, chosen.dtype)
-    header, offset = {}, 0
-    for name, size in sizes.items():
-        length = math.prod(size) * dtype.itemsize
-        header[name] = {
-            "dtype": _NAMES[chosen.dtype],
-            "shape": list(size),
-            "data_offsets": [offset, offset + length],
-        }
-        offset += length
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
+    files = SafetensorsFiles(chosen.output, {SINGLE: list(sizes)}, sizes, dict.fromkeys(sizes, dtype))
+    files.create()
     generator = torch.Generator().manual_seed(chosen.seed)
-    with open(chosen.output / "model.safetensors", "wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for name, size in sizes.items():
-            values = torch.randn(size, generator=generator) * (0.02 if len(size) > 1 else 0.1)
-            values = (values + 1.0 if "norm" in name else values).to(dtype)
-            file.write(values.view(-1).view(torch.uint8).numpy().tobytes())
+    for name, size in sizes.items():
+        values = torch.randn(size, generator=generator) * (0.02 if len(size) > 1 else 0.1)
+        files.write(whole(name, size, name).box, values + 1.0 if "norm" in name else values)
+    files.close()
     print(f"{chosen.output}: {sum(math.prod(size) for size in sizes.values()) / 1e6:.0f} million parameters")
 
 

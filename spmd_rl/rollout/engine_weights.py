@@ -15,7 +15,7 @@ class _Parameter:
     """One plain parameter, and what follows from it."""
 
     held: torch.nn.Parameter
-    """What the engine's layers read; between refreshes its memory may be someone else's."""
+    """The engine's layers read this; between refreshes its memory may be someone else's."""
     plain: torch.Tensor
     """Its own memory."""
     nbytes: int
@@ -24,7 +24,7 @@ class _Parameter:
     read_plain: bool = False
     """Somebody reads it as it is: a tied output layer's weight is the embedding."""
     derived: list["_Derived"] = field(default_factory=list)
-    """What latent attention makes of its kv_b_proj."""
+    """Latent attention makes these of its kv_b_proj."""
 
     def release(self) -> None:
         """Give its own memory back, and what was lent to whom it belongs."""
@@ -89,7 +89,7 @@ class Weights(Mapping[str, torch.Tensor]):
         return parameter.plain
 
     def lend(self, name: str, values: torch.Tensor) -> bool:
-        """Whether these values will do for a parameter as they are: they are packed, and read, where they lie.
+        """Take values for a parameter as they are, if they will do: they are packed, and read, where they lie.
 
         Who lends them leaves them alone until `release`.
         """

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from spmd_rl.distributed.layout import RolloutLayout, TrainLayout
 from spmd_rl.weights.families import megatron_shard, vllm_shard
-from spmd_rl.weights.files.export import export_hf
+from spmd_rl.weights.files.export import ExportSettings, export_hf
 from spmd_rl.weights.files.hf_reader import load_shard
 from spmd_rl.weights.transfer.boxes import common_boxes
 from spmd_rl.weights.transfer.checksum import Checksums, verify
@@ -111,7 +111,15 @@ def export(rank, directory, shape):
         shards = [megatron_shard(shape, layout, r) for r in range(WORLD)]
         params = {name: torch.empty(size, dtype=torch.bfloat16) for name, size in shards[rank].params.items()}
         load_shard(directory / "source", shards[rank], params, shape)
-        export_hf(directory / "hf", directory / "source", shape, shards, params, rank, bucket_elements=50)
+        export_hf(
+            directory / "hf",
+            directory / "source",
+            shape,
+            shards,
+            params,
+            rank,
+            settings=ExportSettings(bucket_elements=50),
+        )
         dist.barrier()
         again = {name: torch.empty_like(values) for name, values in params.items()}
         load_shard(directory / "hf", shards[rank], again, shape)

@@ -9,7 +9,7 @@ from spmd_rl.weights.families.deepseek import DEEPSEEK_V3
 from spmd_rl.weights.families.dense import DENSE
 from spmd_rl.weights.families.qwen_moe import QWEN2_MOE, QWEN3_MOE
 from spmd_rl.weights.families.table import MEGATRON_CUTS, VLLM_CUTS, Row, Sizes, boxes, dimensions
-from spmd_rl.weights.transfer.boxes import Index, Piece, Shard
+from spmd_rl.weights.transfer.boxes import Index, Piece, Shard, whole
 
 FAMILIES: dict[str, tuple[Row, ...]] = {
     "llama": DENSE,
@@ -25,7 +25,7 @@ _FIELDS = tuple(Sizes.__annotations__)
 
 
 def hf_tensors(shape: Sizes) -> dict[str, Index]:
-    """Names and shapes of the tensors that a Hugging Face directory of the model holds, layer by layer."""
+    """Return names and shapes of the tensors that a Hugging Face directory of the model holds, layer by layer."""
     lengths = dimensions(shape)
     return {
         box.tensor: box.shape
@@ -35,15 +35,22 @@ def hf_tensors(shape: Sizes) -> dict[str, Index]:
     }
 
 
-def hf_shard(shape: Sizes) -> Shard:
-    """The whole model under its Hugging Face names."""
+def hf_shard(shape: Sizes, tied_head: bool = False) -> Shard:
+    """Return the whole model under its Hugging Face names.
+
+    `tied_head`: with the embedding a second time, as the head: some directories of tied models store both.
+    """
     tensors = hf_tensors(shape)
-    pieces = (Piece(name, (0,) * len(size), size, name, (0,) * len(size)) for name, size in tensors.items())
+    pieces = [whole(name, size, name) for name, size in tensors.items()]
+    if tied_head:
+        embedding, head = "model.embed_tokens.weight", "lm_head.weight"
+        pieces.append(whole(embedding, tensors[embedding], head))
+        tensors[head] = tensors[embedding]
     return Shard(tensors, tuple(pieces))
 
 
 def megatron_shard(shape: Sizes, layout: TrainLayout, rank: int) -> Shard:
-    """What a rank trains; ranks that train the same share one object.
+    """Return what a rank trains; ranks that train the same share one object.
 
     Vocabulary padding: a multiple of the tensor size. With a virtual pipeline, names begin with the number of the model
     chunk on the rank and a dot. Raises ValueError when the layout can't hold the model.
@@ -56,7 +63,7 @@ def megatron_shard(shape: Sizes, layout: TrainLayout, rank: int) -> Shard:
 
 
 def vllm_shard(shape: Sizes, layout: RolloutLayout, rank: int) -> Shard:
-    """What a rank's engine holds (vLLM 0.32); replicas share one object. Vocabulary padding: a multiple of 64.
+    """Return what a rank's engine holds (vLLM 0.32); replicas share one object. Vocabulary padding: a multiple of 64.
 
     Raises ValueError when the layout can't hold the model.
     """

@@ -1,4 +1,4 @@
-"""How a row of a family's table is cut for a rank, in each of the three spellings."""
+"""Cut the rows of a family's table for a rank, in each of the three spellings."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -10,9 +10,6 @@ from typing import Any
 
 import torch.distributed as dist
 
-from spmd_rl.distributed.gather import gather as gather_all
-from spmd_rl.weights.files.export import replace_directory
-
 _STATE = ".conversion"  # in the unfinished directory: what it is to become, and which units are done
 _SPARE_BYTES = 16 << 20
 
@@ -133,13 +130,8 @@ class Job:
 
 
 def rank_and_size() -> tuple[int, int]:
-    """This process's rank among those that work together, and how many they are."""
+    """Return this process's rank among those that work together, and how many they are."""
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-
-
-def gather(item: Any) -> list[Any]:
-    """What each process passes."""
-    return gather_all(item) if rank_and_size()[1] > 1 else [item]
 
 
 def check_output(output: Path, sources: Sequence[Path], force: bool) -> None:
@@ -158,5 +150,17 @@ def check_output(output: Path, sources: Sequence[Path], force: bool) -> None:
 
 
 def fingerprint(files: Sequence[Path]) -> dict[str, list[int]]:
-    """What tells that files were changed: their sizes and times."""
+    """Return the sizes and times of files, which tell when one was changed."""
     return {str(file): [file.stat().st_size, file.stat().st_mtime_ns] for file in sorted(files)}
+
+
+def replace_directory(partial: Path, path: Path) -> None:
+    """Rename a complete directory to its final name, in place of what is there."""
+    old = path.with_name(path.name + ".old")
+    if old.exists():
+        shutil.rmtree(old)
+    if path.exists():
+        path.rename(old)
+    partial.rename(path)
+    if old.exists():
+        shutil.rmtree(old)

@@ -24,7 +24,7 @@ _PARALLEL_LAYER = re.compile(r"(.*\.linear_(?!q_down|kv_down)\w+)\.weight")
 
 
 def checkpoint_shard(shape: Sizes) -> Shard:
-    """The whole model under a checkpoint's keys."""
+    """Return the whole model under a checkpoint's keys."""
     alone = megatron_shard(shape, TrainLayout(1, 1, 1), 0)
     params: dict[str, Index] = {}
     pieces = []
@@ -42,7 +42,7 @@ def checkpoint_shard(shape: Sizes) -> Shard:
 
 
 def extra_states(whole: Shard, shape: Sizes) -> list[str]:
-    """Keys of the empty objects that Megatron's model asks for besides its tensors."""
+    """Return the keys of the empty objects that Megatron's model asks for besides its tensors."""
     names = []
     for key in whole.params:
         layer = _PARALLEL_LAYER.fullmatch(key)
@@ -53,7 +53,7 @@ def extra_states(whole: Shard, shape: Sizes) -> list[str]:
 
 
 def rank_chunks(shape: Sizes, layout: TrainLayout, whole: Shard, most_elements: int) -> list[list[Box]]:
-    """For each rank of a layout, the parts of the checkpoint's tensors that it writes, in the model's order.
+    """Return for each rank of a layout the parts of the checkpoint's tensors that it writes, in the model's order.
 
     A part that several ranks hold is the first one's. Boxes are of checkpoint tensors, at most so many elements each.
     Raises ValueError when the layout can't hold the model.
@@ -77,7 +77,7 @@ def rank_chunks(shape: Sizes, layout: TrainLayout, whole: Shard, most_elements: 
 
 
 def _in_checkpoint(pieces: tuple[Piece, ...], homes: Mapping[str, tuple[Piece, ...]]) -> list[Box]:
-    """Where the pieces of one parameter of a rank lie in the checkpoint: as few boxes as there are."""
+    """Return the boxes of the checkpoint that one parameter of a rank makes up, as few as there are."""
     # Pieces that are moved by the same distance stay neighbours: together they are one box.
     together: dict[tuple[str, Index], list[Box]] = defaultdict(list)
     for piece in pieces:
@@ -98,7 +98,7 @@ def _in_checkpoint(pieces: tuple[Piece, ...], homes: Mapping[str, tuple[Piece, .
 
 
 def pieces_in(chunk: Box, pieces: Iterable[Piece]) -> Iterator[tuple[Box, Index]]:
-    """The Hugging Face boxes in a chunk of one checkpoint tensor, and where in the chunk each begins.
+    """Yield the Hugging Face boxes in a chunk of one checkpoint tensor, and where in the chunk each begins.
 
     `pieces`: those of the tensor. The place has the chunk's dimensions.
     """
@@ -114,7 +114,7 @@ def pieces_in(chunk: Box, pieces: Iterable[Piece]) -> Iterator[tuple[Box, Index]
 
 
 def chunks_of(box: Box, pieces: Iterable[Piece]) -> Iterator[tuple[Box, Index]]:
-    """The parts of checkpoint tensors in a Hugging Face box, and where in the box each begins.
+    """Yield the parts of checkpoint tensors in a Hugging Face box, and where in the box each begins.
 
     `pieces`: those of the Hugging Face tensor.
     """

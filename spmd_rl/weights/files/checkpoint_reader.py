@@ -7,8 +7,8 @@ chunk of each tensor lies. Megatron adds `metadata.json` and `common.pt`.
 import json
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
@@ -25,8 +25,7 @@ CONFIG = "metadata.json"
 _MODEL = ("decoder.", "embedding.", "output_layer.", "value_head.")
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
+class Stored(NamedTuple):
     """A chunk's place: `length` bytes of a file from `offset`."""
 
     chunk: Box

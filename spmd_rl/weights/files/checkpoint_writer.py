@@ -5,7 +5,7 @@ import json
 import os
 import pickle
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
+from spmd_rl.weights.files.checkpoint_layout import CONTENT
 from spmd_rl.weights.files.checkpoint_reader import CONFIG, METADATA, Stored
 from spmd_rl.weights.transfer.boxes import Box, Index
 
@@ -34,16 +35,31 @@ _FORMAT = {
 }
 
 
-def write_chunk(stream: io.BufferedWriter, file: str, chunk: Box, values: torch.Tensor) -> Stored:
-    """Append a chunk to an open file of that name."""
-    offset = stream.tell()
-    try:
-        torch.save(values, stream)
-    except RuntimeError as error:  # torch's way to say that a write failed
-        raise OSError(
-            f"{stream.name}: can't be written ({f'{type(error).__name__}: {error}'.splitlines()[0][:200]})"
-        ) from error
-    return Stored(chunk, file, offset, stream.tell() - offset)
+def write_chunks(
+    path: Path,
+    chunks: Iterable[Box],
+    dtypes: Mapping[str, torch.dtype],
+    fill: Callable[[Box, torch.Tensor], None],
+    written: Callable[[int], None],
+) -> list[Stored]:
+    """Write a file of chunks, one in memory at a time: `fill` gives a chunk its values.
+
+    `written` hears of the bytes of each. Raises OSError when they can't be written.
+    """
+    stored = []
+    with path.open("wb") as stream:
+        for chunk in chunks:
+            values = torch.empty(chunk.shape, dtype=dtypes[chunk.tensor])
+            fill(chunk, values)
+            offset = stream.tell()
+            try:
+                torch.save(values, stream)
+            except RuntimeError as error:  # torch's way to say that a write failed
+                raise OSError(f"{path}: can't be written ({error})") from error
+            stored.append(Stored(chunk, path.name, offset, stream.tell() - offset))
+            written(values.nbytes)
+        _sync(stream)
+    return stored
 
 
 def write_index(
@@ -52,18 +68,14 @@ def write_index(
     dtypes: Mapping[str, torch.dtype],
     stored: Iterable[Stored],
     empty: Iterable[str],
-    common: Mapping[str, Any],
 ) -> None:
-    """Make a directory of `.distcp` files a checkpoint.
-
-    `empty`: keys of objects that hold None. `common`: what `common.pt` holds, plain values.
-    """
+    """Make a directory of `.distcp` files a checkpoint; `empty`: keys of objects that hold None."""
     chunks: dict[str, list[ChunkStorageMetadata]] = defaultdict(list)
     places: dict[MetadataIndex, _StorageInfo] = {}
     for item in stored:
-        start, shape = torch.Size(item.chunk.start), torch.Size(item.chunk.shape)
+        start = torch.Size(item.chunk.start)
         index = MetadataIndex(item.chunk.tensor, start, len(chunks[item.chunk.tensor]))
-        chunks[item.chunk.tensor].append(ChunkStorageMetadata(start, shape))
+        chunks[item.chunk.tensor].append(ChunkStorageMetadata(start, torch.Size(item.chunk.shape)))
         places[index] = _StorageInfo(item.file, item.offset, item.length)
     content: dict[str, Any] = {
         key: TensorStorageMetadata(TensorProperties(dtype=dtypes[key]), torch.Size(size), chunks[key])
@@ -78,7 +90,7 @@ def write_index(
         content[key] = BytesStorageMetadata()
         places[MetadataIndex(key)] = _StorageInfo(_EMPTY, 0, length)
     with (directory / _COMMON).open("wb") as stream:
-        torch.save(dict(common), stream)
+        torch.save({"content_metadata": CONTENT}, stream)
         _sync(stream)
     with (directory / METADATA).open("wb") as stream:
         pickle.dump(Metadata(content, None, places, StorageMeta(), "1.0.0"), stream)

@@ -6,7 +6,6 @@ running, all processes call the same function and share the work.
 
 import dataclasses
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,16 +13,17 @@ from typing import Any
 
 import torch
 
+from spmd_rl.distributed.gather import gather
 from spmd_rl.distributed.layout import TrainLayout
 from spmd_rl.models.model_shape import VALUE_FAMILIES, ModelShape, read_model_shape
 from spmd_rl.weights.families import hf_shard
-from spmd_rl.weights.files.checkpoint_job import Job, Unit, fingerprint, gather, rank_and_size
-from spmd_rl.weights.files.checkpoint_layout import CONTENT, checkpoint_shard, extra_states, pieces_in, rank_chunks
+from spmd_rl.weights.files.checkpoint_job import Job, Unit, fingerprint, rank_and_size
+from spmd_rl.weights.files.checkpoint_layout import checkpoint_shard, extra_states, pieces_in, rank_chunks
 from spmd_rl.weights.files.checkpoint_reader import METADATA, CheckpointSource, Stored
-from spmd_rl.weights.files.checkpoint_writer import write_chunk, write_index
-from spmd_rl.weights.files.export import SafetensorsFiles, copy_companions, group_tensors, with_head
-from spmd_rl.weights.files.hf_extras import read_files, remember_files, say_value_head
+from spmd_rl.weights.files.checkpoint_writer import write_chunks, write_index
+from spmd_rl.weights.files.hf_extras import copy_companions, read_files, remember_files, say_value_head
 from spmd_rl.weights.files.hf_reader import HfSource
+from spmd_rl.weights.files.safetensors_files import SafetensorsFiles, group_tensors
 from spmd_rl.weights.files.weight_source import Source, first_difference
 from spmd_rl.weights.transfer.boxes import Box, Index, Shard, split, view
 
@@ -35,12 +35,12 @@ _KEPT = ".mlp.gate.e_score_correction_bias"
 
 
 class DifferenceError(Exception):
-    """What was written isn't what was read; says where."""
+    """Says where what was written isn't what was read."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What bounds memory and the size of files, in bytes."""
+    """Bounds of memory and of the size of files, in bytes."""
 
     slice: int = 64 << 20
     """Of a tensor in memory; chunks of a checkpoint are no larger."""
@@ -52,7 +52,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Progress:
-    """Who hears how far this process is, in bytes."""
+    """Listeners to how far this process is, in bytes."""
 
     started: Callable[[str, int, int], None] = lambda what, done, total: None
     """Something begins ("written", "compared"): how much of it was done earlier, and all of it."""
@@ -93,30 +93,19 @@ def to_megatron(
     }
     job = Job(output, plan, [hf], force)
 
-    def write(file: str) -> list:
-        stored = []
-        with (job.partial / file).open("wb") as stream:
-            for chunk in files[file]:
-                values = torch.empty(chunk.shape, dtype=dtypes[chunk.tensor])
-                for box, at in pieces_in(chunk, whole.by_param[chunk.tensor]):
-                    source.copy(box, view(values, at, box.shape))
-                stored.append(write_chunk(stream, file, chunk, values))
-                progress.advanced(values.nbytes)
-            stream.flush()
-            os.fsync(stream.fileno())
-        return [(item.chunk, item.file, item.offset, item.length) for item in stored]
+    def fill(chunk: Box, values: torch.Tensor) -> None:
+        for box, at in pieces_in(chunk, whole.by_param[chunk.tensor]):
+            source.copy(box, view(values, at, box.shape))
+
+    def write(file: str) -> list[Stored]:
+        return write_chunks(job.partial / file, files[file], dtypes, fill, progress.advanced)
 
     units = [Unit(file, sum(_bytes(chunk, dtypes) for chunk in chunks), write) for file, chunks in files.items()]
     progress.started("written", *job.done(units))
     notes = job.run(units, lambda: (job.partial / HF).mkdir())
     if job.rank == 0:
-        stored = [
-            Stored(Box(key, tuple(start), tuple(size)), *where)
-            for items in notes.values()
-            for (key, start, size), *where in items
-        ]
-        common = {"content_metadata": CONTENT}
-        write_index(job.partial, whole.params, dtypes, stored, extra_states(whole, shape), common)
+        stored = [Stored(Box(*chunk), *where) for items in notes.values() for chunk, *where in items]
+        write_index(job.partial, whole.params, dtypes, stored, extra_states(whole, shape))
         copy_companions(hf, job.partial / HF, dtype)
         if labels:
             say_value_head(job.partial / HF, shape)
@@ -124,8 +113,7 @@ def to_megatron(
             remember_files(source, job.partial / HF, shape)
     if verify:
         job.barrier()
-        written = CheckpointSource(job.partial, shape)
-        _verify(job, _first_difference(source, written, hf_shard(shape).params, progress, limits))
+        _verify(job, source, CheckpointSource(job.partial, shape), hf_shard(shape).params, progress, limits)
     job.finish()
 
 
@@ -148,10 +136,9 @@ def to_hf(
     checkpoint, output = Path(checkpoint), Path(output)
     companions = Path(hf) if hf is not None else checkpoint / HF
     shape, source = open_checkpoint(checkpoint, companions)
-    tensors = hf_shard(shape)
     known = read_files(companions)
-    if shape.tied and known and any(_HEAD in names for names in known["files"].values()):
-        tensors = with_head(tensors)
+    tied_head = shape.tied and known is not None and any(_HEAD in names for names in known["files"].values())
+    tensors = hf_shard(shape, tied_head)
     groups = None
     if known and sorted(name for names in known["files"].values() for name in names) == sorted(tensors.params):
         groups = known["files"]
@@ -186,14 +173,14 @@ def to_hf(
     progress.started("written", *job.done(units))
     job.run(units, prepare)
     if verify:
-        _verify(job, _first_difference(source, HfSource(job.partial, shape), hf_shard(shape).params, progress, limits))
+        _verify(job, source, HfSource(job.partial, shape), hf_shard(shape).params, progress, limits)
     job.finish()
 
 
 def compare(
     hf: str | Path, checkpoint: str | Path, *, progress: Progress = Progress(), limits: Limits = Limits()
 ) -> str | None:
-    """The first difference between a directory and a checkpoint of it, in the checkpoint's dtypes; None: none."""
+    """Return the first difference between a directory and a checkpoint of it, in its dtypes; None: none."""
     checkpoint = Path(checkpoint)
     shape, there = open_checkpoint(checkpoint, checkpoint / HF if (checkpoint / HF).is_dir() else Path(hf))
     given = read_model_shape(hf)
@@ -207,7 +194,7 @@ def compare(
 
 
 def open_hf(hf: Path, labels: int = 0) -> tuple[ModelShape, HfSource]:
-    """A directory, as the model it is, or with a score head of so many zero rows in place of its head."""
+    """Open a directory, as the model it is, or with a score head of so many zero rows in place of its head."""
     shape = read_model_shape(hf)
     if not labels:
         return shape, HfSource(hf, shape)
@@ -221,7 +208,7 @@ def open_hf(hf: Path, labels: int = 0) -> tuple[ModelShape, HfSource]:
 
 
 def open_checkpoint(checkpoint: Path, companions: Path) -> tuple[ModelShape, CheckpointSource]:
-    """A checkpoint as the model that a directory with its config.json describes."""
+    """Open a checkpoint, as the model that a directory with its config.json describes."""
     if not checkpoint.is_dir():
         raise ValueError(f"{checkpoint}: no such directory")
     if not (companions / "config.json").is_file():
@@ -230,8 +217,10 @@ def open_checkpoint(checkpoint: Path, companions: Path) -> tuple[ModelShape, Che
     return shape, CheckpointSource(checkpoint, shape)
 
 
-def _verify(job: Job, difference: str | None) -> None:
-    if difference:
+def _verify(
+    job: Job, source: Source, written: Source, sizes: Mapping[str, Index], progress: Progress, limits: Limits
+) -> None:
+    if difference := _first_difference(source, written, sizes, progress, limits):
         job.discard()
         raise DifferenceError(difference)
 

@@ -1,15 +1,49 @@
-"""Keep beside a converted checkpoint what came with the model: config.json, and in which files the tensors were."""
+"""Keep beside a model's weights what came with them: config.json, tokenizer, in which files the tensors were."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from spmd_rl.models.model_shape import ModelShape
 from spmd_rl.weights.families import hf_shard
-from spmd_rl.weights.files.export import with_head
 from spmd_rl.weights.files.hf_reader import INDEX, HfSource
 
 _FILES = "files.json"
+# What belongs to a model directory besides the weights.
+_COMPANIONS = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab*",
+    "merges.txt",
+    "chat_template*",
+    "*.tiktoken",
+    "*.model",
+    "*.py",
+    "*preprocessor_config.json",
+    "LICENSE*",
+)
+
+
+def copy_companions(source: Path, target: Path, dtype: torch.dtype | None = None) -> None:
+    """Copy config.json, tokenizer and the like; config.json then says `dtype`, unless None."""
+    for pattern in _COMPANIONS:
+        for file in source.glob(pattern):
+            if file.is_file():
+                shutil.copyfile(file, target / file.name)
+    if dtype is None:
+        return
+    config = json.loads((target / "config.json").read_text())
+    name = str(dtype).removeprefix("torch.")
+    stale = [key for key in ("torch_dtype", "dtype") if config.get(key, name) != name]
+    if stale:
+        config.update(dict.fromkeys(stale, name))
+        (target / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
 def say_value_head(directory: Path, shape: ModelShape) -> None:
@@ -24,7 +58,7 @@ def say_value_head(directory: Path, shape: ModelShape) -> None:
 
 def remember_files(source: HfSource, directory: Path, shape: ModelShape) -> None:
     """Note which tensors were in which file, and what the index said of them all."""
-    kept = set(with_head(hf_shard(shape)).params if shape.tied else hf_shard(shape).params)
+    kept = hf_shard(shape, tied_head=shape.tied).params
     groups: dict[str, list[str]] = {}
     for name, header in source.headers.items():
         if name in kept:
@@ -35,7 +69,7 @@ def remember_files(source: HfSource, directory: Path, shape: ModelShape) -> None
 
 
 def read_files(directory: Path) -> dict[str, Any] | None:
-    """What `remember_files` noted: "files", file name -> tensors, and "index", the index's metadata; None: nothing.
+    """Return what `remember_files` noted: "files", file name -> tensors, and "index", its metadata; None: nothing.
 
     Raises ValueError when the note is broken.
     """

@@ -1,4 +1,4 @@
-"""Boxes of Hugging Face tensors, and where in a shard they lie: the algebra that every use of the weights shares."""
+"""Cut Hugging Face tensors into boxes, and place them in shards: the algebra that every use of the weights shares."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -105,7 +105,7 @@ class Shard:
         return sum(math.prod(shape) for shape in self.params.values())
 
     def padded(self, param: str) -> bool:
-        """Whether the parameter has elements that come from no Hugging Face tensor."""
+        """Tell a parameter that has elements from no Hugging Face tensor."""
         return sum(piece.elements for piece in self.by_param[param]) < math.prod(self.params[param])
 
 
@@ -224,7 +224,7 @@ def common_boxes(shards: Iterable[Shard]) -> list[Box]:
 
 
 def _tiles_one_dimension(ordered: Sequence[Box]) -> bool:
-    """Whether the boxes, sorted by start, differ in one dimension only and don't overlap there."""
+    """Tell boxes, sorted by start, that differ in one dimension only and don't overlap there."""
     dims = range(len(ordered[0].shape))
     varying = [d for d in dims if len({(box.start[d], box.shape[d]) for box in ordered}) > 1]
     if len(varying) > 1:

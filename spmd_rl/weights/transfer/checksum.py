@@ -40,7 +40,7 @@ _SMALL_ROWS, _SMALL_ELEMENTS = TURNS, 1 << 14
 class Checksums:
     """The checksums of one rank's shard, parameter by parameter, in terms of boxes that all layouts share.
 
-    `boxes`: as made by layout.common_boxes from the shards of all ranks that are compared, in the same order on all
+    `boxes`: as made by common_boxes from the shards of all ranks that are compared, in the same order on all
     ranks. `label`: what errors call the shard.
     """
 
@@ -134,20 +134,6 @@ def verify(sides: Sequence[Checksums], world: int = 1, group: dist.ProcessGroup 
         side.forget()
 
 
-def piece_checksum(tensor: torch.Tensor, piece: Piece | Box) -> int:
-    """The checksum of a tensor that holds the piece and nothing else."""
-    box = Box(piece.tensor, piece.start, piece.shape)
-    shard = Shard({"": box.shape}, (Piece(*box, "", (0,) * len(box.shape)),))
-    return shard_checksums(shard, {"": tensor}, [box])[box]
-
-
-def shard_checksums(shard: Shard, params: Mapping[str, torch.Tensor], boxes: Sequence[Box]) -> dict[Box, int]:
-    """The checksum of each of the boxes that the shard holds."""
-    checksums = Checksums(shard, boxes)
-    checksums.update_all(params)
-    return {boxes[number]: value for number, _, value in checksums.values()}
-
-
 class _Band:
     """The boxes in one parameter that share their columns: their checksums are sums over rows of one matrix product.
 
@@ -216,7 +202,7 @@ class _Band:
 
 
 def _columns(piece: Piece) -> tuple:
-    """Whether the tensor is a vector (a column of rows); where its columns are in the parameter, and in the tensor."""
+    """Return: it is a vector (a column of rows); first column and width in the parameter; first one in the tensor."""
     if len(piece.shape) == 1:
         return True, (0, 1), 0
     return False, (piece.at[-1], piece.shape[-1]), piece.start[-1]

@@ -55,7 +55,7 @@ def _distinct(shards: Sequence[Shard]) -> tuple[list[Shard], list[Ranks]]:
 
 
 class _Holders:
-    """Who holds a box, whichever way the sources are cut; equal sets of ranks are one object."""
+    """The ranks that hold a box, whichever way the sources are cut; equal sets of ranks are one object."""
 
     def __init__(self, sources: Sequence[Shard]) -> None:
         shards, self._ranks = _distinct(sources)

@@ -21,7 +21,7 @@ class Round:
     """One rank's part of what happens at once: at most a bucket's worth of elements reach it, and leave it."""
 
     local: tuple[tuple[Piece, Piece], ...]
-    """What it holds already: where in its source shard, and where in its destination."""
+    """Pieces that it holds already: of its source shard, and the same of its destination."""
     send: Mapping[int, tuple[Piece, ...]]
     """Peer -> pieces of the source, in the order that both sides know."""
     receive: Mapping[int, tuple[Piece, ...]]
@@ -132,7 +132,7 @@ def _by_peer(pieces: Mapping[int, list[Piece]]) -> dict[int, tuple[Piece, ...]]:
 
 
 class _Held:
-    """Where the pieces of a bundle lie in a source shard."""
+    """The pieces of bundles, as they lie in a source shard."""
 
     def __init__(self, shard: Shard) -> None:
         self._shard = shard

@@ -46,29 +46,24 @@ def same_parameters(source: Shard, destination: Shard) -> dict[str, str]:
 
 
 class WeightTransfer:
-    """Runs one plan, as often as the weights change.
+    """Carries out one plan, as often as the weights change.
 
-    All ranks of the group run it together (group ranks are the plan's ranks). `source`: this rank's source shard.
-    `device`: where messages are packed, to suit the group's backend; by default where the source is. `control`: a group
-    for small Python objects (the first run agrees on dtypes); by default the same group. `sources`: all ranks' source
-    shards; with them, ranks on one machine read what they miss from each other's memory, where that is allowed.
+    All ranks run it together. `source`: this rank's source shard. `control`: a group for small things that the ranks
+    tell each other (the first run agrees on dtypes). `sources`: all ranks' source shards; with them, ranks on one
+    machine read what they miss from each other's memory, where that is allowed.
     """
 
     def __init__(
         self,
         plan: Plan,
         source: Shard,
-        group: dist.ProcessGroup | None = None,
-        device: torch.device | str | None = None,
         control: dist.ProcessGroup | None = None,
         sources: Sequence[Shard] | None = None,
     ) -> None:
         self.plan = plan
         self.sources = sources
         self.source = source
-        self.group = group
-        self.device = torch.device(device) if device is not None else None
-        self.control = control if control is not None else group
+        self.control = control
         self._dtypes: DTypes | None = None
         self._memory: PeerMemory | None = None
         self._places: dict[tuple[int, Piece], Piece] = {}  # (peer, piece here) -> piece there
@@ -96,7 +91,7 @@ class WeightTransfer:
         While one round's messages arrive, the next round's are on their way: at most two rounds are held.
         """
         dtypes = self.dtypes(read)
-        device = self.device or next((t.device for t in read.values()), torch.device("cpu"))
+        device = next((t.device for t in read.values()), torch.device("cpu"))
         staging = None if isinstance(write, Mapping) else _Staging(self.plan.destination, dtypes, device, write)
         target = write if staging is None else staging
         lend = getattr(target, "lend", None)
@@ -112,7 +107,7 @@ class WeightTransfer:
             set_status(doing=f"bucket {n + 1} of {len(rounds)}")
             flight, ahead = ahead, self._begin(rounds[n + 1], read, dtypes, device) if n + 1 < len(rounds) else None
             for here, there in step.local:  # while the messages are on their way
-                source = _view(read, here)  # of the piece's shape, as all that follow
+                source = _view(read, here)  # [piece.shape], as all parts below
                 if there.param not in lent:
                     _copy(source, _view(target, there), there)
                 local_bytes += source.nbytes
@@ -150,7 +145,7 @@ class WeightTransfer:
             if memory is None or not memory.reaches(peer, rank)
         ]
         for buffers in outgoing:
-            for piece, part in buffers.parts():
+            for piece, part in buffers.parts():  # [piece.shape], a view of the buffer
                 _copy(_view(read, piece), part, piece)
         return _Flight(incoming, outgoing, self._post(incoming, outgoing))
 
@@ -178,15 +173,12 @@ class WeightTransfer:
 
     def _post(self, incoming: Sequence["_Buffers"], outgoing: Sequence["_Buffers"]) -> list[dist.Work]:
         ops = [
-            dist.P2POp(op, flat, self._global(buffers.peer), self.group)
+            dist.P2POp(op, flat, buffers.peer)
             for op, side in ((dist.irecv, incoming), (dist.isend, outgoing))
             for buffers in side
             for flat in buffers.flats.values()
         ]
         return dist.batch_isend_irecv(ops) if ops else []
-
-    def _global(self, peer: int) -> int:
-        return dist.get_global_rank(self.group, peer) if self.group is not None else peer
 
 
 @dataclass

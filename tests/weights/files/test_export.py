@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 
 from spmd_rl.distributed.layout import TrainLayout
 from spmd_rl.weights.families import megatron_shard
-from spmd_rl.weights.files.export import export_hf
+from spmd_rl.weights.files.export import ExportSettings, export_hf
 from spmd_rl.weights.files.hf_reader import load_shard
 from tests.weights.models import filled, model_shape, random_weights, save_directory
 
@@ -36,7 +36,7 @@ def test_what_was_loaded_is_exported_bit_for_bit(tmp_path, dtype, most, tied):
     params = {name: torch.empty(size, dtype=dtype) for name, size in shard.params.items()}
     load_shard(source, shard, params, shape)
     target = tmp_path / "run" / "hf"
-    export_hf(target, source, shape, [shard], params, max_shard_bytes=most, bucket_elements=64)
+    export_hf(target, source, shape, [shard], params, settings=ExportSettings(file_bytes=most, bucket_elements=64))
     assert same_bits(read_all(target), tensors)
     for name in ("config.json", "tokenizer.json", "generation_config.json"):
         assert (target / name).read_bytes() == (source / name).read_bytes()
@@ -75,7 +75,7 @@ def test_another_dtype_is_written_into_the_config_too(tmp_path):
     source = save_directory(tmp_path / "source", random_weights(shape), dtype="float32", rope_theta=1e6)
     shard = megatron_shard(shape, LAYOUT, 0)
     params = filled(shard, random_weights(shape))
-    export_hf(tmp_path / "hf", source, shape, [shard], params, dtype=torch.bfloat16)
+    export_hf(tmp_path / "hf", source, shape, [shard], params, settings=ExportSettings(torch.bfloat16))
     expected = {name: values.bfloat16() for name, values in random_weights(shape).items()}
     assert same_bits(read_all(tmp_path / "hf"), expected)
     config = json.loads((tmp_path / "hf" / "config.json").read_text())

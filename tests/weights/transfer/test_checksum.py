@@ -11,8 +11,22 @@ from spmd_rl.distributed.layout import RolloutLayout, TrainLayout
 from spmd_rl.platforms.cpu import CPU
 from spmd_rl.weights.families import megatron_shard, vllm_shard
 from spmd_rl.weights.transfer.boxes import Box, Piece, Shard, common_boxes, split, whole
-from spmd_rl.weights.transfer.checksum import TURNS, Checksums, piece_checksum, shard_checksums, verify
+from spmd_rl.weights.transfer.checksum import TURNS, Checksums, verify
 from tests.weights.models import filled, model_shape, models_and_layouts, random_weights
+
+
+def piece_checksum(tensor, piece):
+    """The checksum of a tensor that holds the piece and nothing else."""
+    box = Box(piece.tensor, piece.start, piece.shape)
+    shard = Shard({"": box.shape}, (Piece(*box, "", (0,) * len(box.shape)),))
+    return shard_checksums(shard, {"": tensor}, [box])[box]
+
+
+def shard_checksums(shard, params, boxes):
+    """The checksum of each of the boxes that the shard holds."""
+    checksums = Checksums(shard, boxes)
+    checksums.update_all(params)
+    return {boxes[number]: value for number, _, value in checksums.values()}
 
 
 @settings(max_examples=25, deadline=None)
