@@ -16,7 +16,7 @@ ALLOWED = {
     ("spmd_rl/patches/checkpoint_pickles.py", "pickle"): "the restricted reader that takes the place of torch's own",
     ("spmd_rl/patches/checkpoint_writes.py", "pickle"): "between a process and its own fork, through memory of theirs",
     ("spmd_rl/weights/files/checkpoint_writer.py", "pickle"): "writes the index of a checkpoint, whose format it is",
-    ("spmd_rl/config/loading.py", "yaml.load"): "with a loader that is a SafeLoader",
+    ("spmd_rl/config/yaml_file.py", "yaml.load"): "with a loader that is a SafeLoader",
     ("tools/bench_peers/trl_grpo.py", "all_gather_object"): "runs another program, to compare with it",
 }
 
