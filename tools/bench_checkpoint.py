@@ -150,7 +150,7 @@ class Bench:
         return answer["written"]
 
     def _digests(self, directory: Path, wait: bool) -> bool:
-        """As the keeper asks for them, of all files of a checkpoint, which the ranks share: all are there, or not."""
+        """Ask for digests of all files of a checkpoint, shared over the ranks; False while they are not all there."""
         names = sorted(str(file.relative_to(directory)) for file in directory.rglob("*") if file.is_file())
         mine = self.saver.digests(directory, names[self.world.rank :: self.world.size], wait)
         return all(self._all(mine is not None))

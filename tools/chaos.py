@@ -52,7 +52,7 @@ class Kill:
     aim: str
     rank: int
     phase: str
-    """Where the run was: files say so of start-up and save, the usual length of phases says it of the others."""
+    """Of the run: known from files for start-up and save, from the usual length of phases for the others."""
     step: int
     newest: int
     """Step of the newest complete checkpoint."""
@@ -90,7 +90,7 @@ class Chaos:
         self.step_rows: list[dict] = []
         self.save_seconds = 1.0
         self._begun = time.monotonic()
-        self._said = 0
+        self._starts = 0
         self._row_at_start: float = 0.0
 
     def all(self) -> None:
@@ -174,7 +174,7 @@ class Chaos:
         if not run.until(lambda: len(run.ranks(number)) == self.ranks, self.patience):
             raise RuntimeError(f"attempt {number} never began:\n{run.tail()}")
         self._begun, self._row_at_start = time.monotonic(), run.last_row().get("time", 0.0)
-        self._said = self._lines_said()
+        self._starts = self._count_starts()
         self._recovered_already = False
         self.verify()
         old = [process for process in run.leftover() if _attempt_of(process) < number]
@@ -217,7 +217,7 @@ class Chaos:
             return []
         return [path for path in self.run.saving() if ".removed" not in path.name]
 
-    def _lines_said(self) -> int:
+    def _count_starts(self) -> int:
         try:
             return (self.run.run_dir / "run.log").read_text(encoding="utf-8").count("everything goes to")
         except OSError:
@@ -225,7 +225,7 @@ class Chaos:
 
     def _phase(self, row: dict) -> str:
         if not self._new_row():
-            met = self._lines_said() > self._said
+            met = self._count_starts() > self._starts
             return "start-up: models are made" if met else "start-up: before the ranks met"
         writing = self._writing()
         if writing:
@@ -327,7 +327,7 @@ def chaos(
     more: list[str],
     record: Path | None = None,
 ) -> list[str]:
-    """Both runs, the table, and the verdict. Returns what is wrong."""
+    """Make both runs, print the table and the verdict. Returns what is wrong."""
     make_tiny_run(directory)
     calm, run_dir = directory / "undisturbed", directory / "killed"
     begun = time.monotonic()
@@ -348,8 +348,8 @@ def chaos(
     storm.verify()
     if record:
         record.write_text("\n".join(json.dumps(asdict(kill)) for kill in storm.kills) + "\n")
-    said = (run_dir / "run.log").read_text(encoding="utf-8")
-    passed_over = said.count("passed over")
+    log = (run_dir / "run.log").read_text(encoding="utf-8")
+    passed_over = log.count("passed over")
     found = compare(calm, run_dir)
     saves = sum(kill.phase.startswith("save") for kill in storm.kills)
     print(f"\n{table(storm.kills)}\n")

@@ -33,7 +33,7 @@ class Case:
     """With the rank and the step: faults are told apart by the order in which they strike."""
     by: str
     """What detects it."""
-    says: str
+    message: str
     """Regular expression of the words; what they match stands in the table. Empty: nothing is said."""
     then: str
 
@@ -53,7 +53,7 @@ class Seen:
     """What became of one fault; seconds from the strike."""
 
     struck: str = ""
-    said: str = ""
+    message: str = ""
     seconds: float | None = None
 
 
@@ -237,10 +237,10 @@ def _run(root: Path, name: str, cases: list[Case], restarts: int, world_size: in
             struck, since = struck + 1, now
             if struck < len(cases):
                 done.seen[struck].struck = line
-        elif 0 <= struck < len(cases) and cases[struck].says and not done.seen[struck].said:
-            found = re.search(cases[struck].says, line)
+        elif 0 <= struck < len(cases) and cases[struck].message and not done.seen[struck].message:
+            found = re.search(cases[struck].message, line)
             if found:
-                done.seen[struck].said, done.seen[struck].seconds = found[0], now - since
+                done.seen[struck].message, done.seen[struck].seconds = found[0], now - since
     done.status = process.wait()
     return done
 
@@ -252,11 +252,12 @@ def table(rows: list[tuple[str, str, str, str, str, str]]) -> str:
     return "\n".join([lines[0], "|---|---|---|---|---|---|", *lines[1:]])
 
 
-def told(case: Case, seen: Seen, end: str) -> tuple[str, str, str, str, str, str]:
-    """A row of the table."""
-    said = f"`{' '.join(seen.said.split())}`" if seen.said else ("nothing" if not case.says else "NOT DETECTED")
+def row(case: Case, seen: Seen, end: str) -> tuple[str, str, str, str, str, str]:
+    """Return a row of the table."""
+    silent = "NOT DETECTED" if case.message else "nothing"
+    message = f"`{' '.join(seen.message.split())}`" if seen.message else silent
     after = "" if seen.seconds is None else f"{seen.seconds:.1f} s"
-    return f"`{case.fault}`", case.by, said, after, case.then, end if seen.struck else "DID NOT STRIKE"
+    return f"`{case.fault}`", case.by, message, after, case.then, end if seen.struck else "DID NOT STRIKE"
 
 
 def main() -> None:
@@ -288,7 +289,7 @@ def main() -> None:
             if group.exact and calm is not None:
                 differs = first_difference(calm.directory, outcome.directory)
                 end = "bit-identical" if differs is None else f"DIFFERS: {differs}"
-            rows += [told(case, seen, end) for case, seen in zip(group.cases, outcome.seen, strict=True)]
+            rows += [row(case, seen, end) for case, seen in zip(group.cases, outcome.seen, strict=True)]
             print(f"{name}: exit status {outcome.status}, {end}", file=sys.stderr, flush=True)
         print(table(rows))
 

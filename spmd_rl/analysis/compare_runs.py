@@ -37,8 +37,8 @@ class Compared:
     def __str__(self) -> str:
         parts = [(self.parameters, "weights of {} parameters"), (self.samples, "{} samples")]
         parts += [(self.answers, "{} answers of evaluations"), (self.metrics, "{} metrics")]
-        said = ", ".join(words.format(count) for count, words in parts if count)
-        return said + (f" of steps {self.steps[0]} to {self.steps[1]}" if self.steps else "")
+        text = ", ".join(words.format(count) for count, words in parts if count)
+        return text + (f" of steps {self.steps[0]} to {self.steps[1]}" if self.steps else "")
 
 
 def first_difference(run_a: Path, run_b: Path) -> str | None:
@@ -172,8 +172,8 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
 def _spelled(values: Mapping[str, Any], name: str) -> str:
     if name not in values:
         return "not there"
-    said = repr(values[name])
-    return said if len(said) <= 80 else said[:77] + "..."
+    text = repr(values[name])
+    return text if len(text) <= 80 else text[:77] + "..."
 
 
 @dataclass(frozen=True)

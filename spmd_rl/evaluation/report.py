@@ -15,11 +15,11 @@ from spmd_rl.data.samples import write_samples
 from spmd_rl.errors import ConfigError, Problem
 from spmd_rl.evaluation.benchmark import Comparison, Line, accuracy_interval, measure
 
-SAID_EVERY_SECONDS = 10.0
+SHOWN_EVERY_SECONDS = 10.0
 
 
 class OnProgress(Protocol):
-    """Hears how many of rank 0's samples are made."""
+    """Called with how many of rank 0's samples are made."""
 
     def __call__(self, done: int, total: int) -> None: ...
 
@@ -34,15 +34,15 @@ def progress(what: str, engines: int) -> Iterator[OnProgress]:
             task = bar.add_task(share, total=None)
             yield lambda done, total: bar.update(task, completed=done, total=total)
         return
-    said = time.monotonic()
+    shown = time.monotonic()
 
-    def heard(done: int, total: int) -> None:
-        nonlocal said
-        if time.monotonic() - said >= SAID_EVERY_SECONDS:
-            said = time.monotonic()
+    def show(done: int, total: int) -> None:
+        nonlocal shown
+        if time.monotonic() - shown >= SHOWN_EVERY_SECONDS:
+            shown = time.monotonic()
             print(f"{share}: {done}/{total}", file=sys.stderr, flush=True)
 
-    yield heard
+    yield show
 
 
 def result_text(name: str, lines: Sequence[Line], seconds: float, waited_seconds: float) -> str:

@@ -28,8 +28,8 @@ def write_error(message: str, stack: str, file: str) -> None:
     """Write down why this rank ends; without a file, nothing. Raises OSError when it can't be written."""
     if not file:
         return
-    said = {"message": message, "extraInfo": {"py_callstack": stack, "timestamp": str(int(time.time()))}}
+    content = {"message": message, "extraInfo": {"py_callstack": stack, "timestamp": str(int(time.time()))}}
     new = Path(f"{file}.{threading.get_ident()}")
-    new.write_text(json.dumps({"message": said}), encoding="utf-8")
+    new.write_text(json.dumps({"message": content}), encoding="utf-8")
     # Whoever is writing there in place writes on into a file without a name.
     new.replace(file)
