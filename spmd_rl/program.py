@@ -344,7 +344,7 @@ def names_split(name: str, names: dict[str, str]) -> str:
 
 
 def start_graders(config: Config, prompt: Any) -> Any:
-    """The grader processes, tried on the first prompt's own answer: a rule that returns no number is found out now."""
+    """Start the grader processes and try the rules on the first prompt's own answer; one that fails ends the run."""
     from spmd_rl.rewards.grade import RewardSample
     from spmd_rl.rewards.grading.null_pool import NullPool
     from spmd_rl.rewards.grading.pool import GraderPool
@@ -362,8 +362,11 @@ def start_graders(config: Config, prompt: Any) -> Any:
         response_tokens=1,
         response_limit=config.rollout.max_response_length,
     )
-    pool.submit(0, sample)
-    pool.collect(block=True)
+    try:
+        pool.try_rules(sample)
+    except ValueError:
+        pool.close()
+        raise
     return pool
 
 

@@ -41,6 +41,9 @@ class RewardConfig:
     """Samples that a rule for lists of samples is given at most, or that an asynchronous one works on at once."""
     memory_mib: MayDiffer[NonNegativeInt] = 2048
     """Memory of a grading process; a rule that needs more scores 0 with cause "crash". 0: no limit."""
+    max_failed_steps: MayDiffer[NonNegativeInt] = 3
+    """A step in which rules crashed or took too long on every sample teaches nothing. After so many in a row the run
+    stops. 0: never."""
     models: dict[str, RewardModelConfig] = field(default_factory=dict)
     """Name -> a reward model that scores the samples too, on the ranks that train. NAME is any word of yours:
     --reward.models.helpful.path DIR"""

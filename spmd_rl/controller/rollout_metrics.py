@@ -24,10 +24,12 @@ def sample_metrics(tickets: Sequence[Ticket], scored: dict[int, SampleReward], c
     # The raw score is the weighted sum too; only the scores of reward models may be normalised before they enter it.
     metrics |= _spread("grpo/score", [_raw(score, config) for score in scores] if config.reward.models else rewards)
     for name, label in (labels(config.reward.rules) | {name: name for name in config.reward.models}).items():
-        metrics[f"grpo/{label}_rewards/mean"] = _mean([score.scores[name] for score in scores])
+        metrics[f"grpo/{label}_rewards/mean"] = _mean([score.scores[name] for score in scores if name in score.scores])
     if config.reward.rules:
         causes = Counter(score.cause for score in scores)
         metrics |= {f"reward/cause/{cause}": causes[cause] / max(len(scores), 1) for cause in CAUSES}
+        if causes[UNJUDGED]:  # every rule returned None
+            metrics[f"reward/cause/{UNJUDGED}"] = causes[UNJUDGED] / len(scores)
     metrics |= _spread("response_length", [ticket.loss_tokens for ticket in tickets])
     metrics |= _spread("prompt_length", [ticket.prompt_tokens for ticket in tickets])
     return metrics

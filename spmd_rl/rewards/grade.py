@@ -55,7 +55,8 @@ def as_grade(rule: str, value) -> Grade:
     score = _as_float(grade.score)
     if score is None or not math.isfinite(score):
         raise ValueError(
-            f"reward.rules: rule {rule!r} returned {value!r:.200}; a rule returns a finite number or a Grade with one"
+            f"reward.rules: rule {rule!r} returned {value!r:.200}; a rule returns a finite number, a Grade "
+            "with one, or None where it does not apply"
         )
     if grade.cause is not None and grade.cause not in CAUSES:
         raise ValueError(

@@ -41,6 +41,32 @@ TABLE = FunctionTable("reward.rules", "rule", RULES, arguments=1)
 resolve = TABLE.find
 
 
+SIGNATURE = (
+    "a rule is called with one RewardSample, def judge(sample) -> float: sample.response, sample.answer, sample.prompt "
+    "and sample.row; or with a list of them, where its parameter is called `samples`, and then returns a list"
+)
+
+
+def foreign(rule: Rule) -> str:
+    """Explain a rule that is written for another framework, by the names of its parameters; "" for any other."""
+    try:
+        names = set(inspect.signature(rule.func if isinstance(rule, partial) else rule).parameters)
+    except (ValueError, TypeError):
+        return ""
+    if "completions" in names:
+        return (
+            "\nIts signature is TRL's (prompts, completions, and the columns by name). Here it is one sample's: "
+            "def judge(sample) -> float: return theirs([sample.prompt], [sample.response], answer=[sample.answer])[0]"
+        )
+    if {"solution_str", "data_source"} & names:
+        return (
+            "\nIts signature is verl's (data_source, solution_str, ground_truth, extra_info). Here it is "
+            'def judge(sample) -> float: return theirs(sample.row.get("data_source"), sample.response, sample.answer, '
+            'sample.row.get("extra_info"))'
+        )
+    return ""
+
+
 def is_async(rule: Rule) -> bool:
     """Return whether it returns an awaitable."""
     function = rule.func if isinstance(rule, partial) else rule

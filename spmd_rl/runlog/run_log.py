@@ -74,6 +74,7 @@ class RunLog:
         self._once: dict[str, float] = {}
         self._open_phases: list[_Phase] = []
         self._skipped = 0
+        self._failed_steps = 0
         self._closed = False
         self._console: Console = console(config.train.steps)
         self.note(
@@ -152,6 +153,24 @@ class RunLog:
         self._write(step, metrics)
         self._console.advance(step)
         self.note(step_line({"step": step, **metrics}, self.config.train.steps, self.world_size))
+        self._count_failed(step, metrics)
+
+    def _count_failed(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Say that the rules failed on all of a step's samples; RuntimeError after reward.max_failed_steps in a row."""
+        crashed, late = (metrics.get(f"reward/cause/{cause}", 0.0) for cause in ("crash", "timeout"))
+        if crashed + late < 1 - 1e-9:
+            self._failed_steps = 0
+            return
+        self._failed_steps += 1
+        why = f"the rules failed on every sample: {crashed:.0%} crashed, {late:.0%} took too long"
+        self.note(f"step {step}: {why}; each rule's first failure is in the ranks' output, with its traceback")
+        limit = self.config.reward.max_failed_steps
+        if limit and self._failed_steps >= limit:
+            raise RuntimeError(
+                f"reward.max_failed_steps = {limit}: so many steps in a row taught nothing, the last one step {step}: "
+                f"{why}; correct the rules, give them more reward.timeout_seconds or reward.memory_mib, or set "
+                "this to 0 to go on regardless"
+            )
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:

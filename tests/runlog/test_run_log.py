@@ -189,6 +189,17 @@ def test_so_many_updates_in_a_row_that_were_skipped_end_the_run_and_one_that_was
     assert "step 1: the update was skipped: the norm is inf" in capsys.readouterr().out
 
 
+def test_steps_in_which_the_rules_failed_on_every_sample_are_said_and_so_many_in_a_row_end_the_run(tmp_path, capsys):
+    config = replace(CONFIG, reward=replace(CONFIG.reward, max_failed_steps=2))
+    with pytest.raises(RuntimeError, match="reward.max_failed_steps = 2: .*step 4: .* 75% crashed, 25% took too long"):
+        with RunLog(config, tmp_path / "run", 2) as log:
+            for step, crashed, late in ((1, 1.0, 0.0), (2, 0.5, 0.25), (3, 0.0, 1.0), (4, 0.75, 0.25)):
+                with log.step(step):
+                    log.add_all({"reward/cause/crash": crashed, "reward/cause/timeout": late})
+    said = capsys.readouterr().out
+    assert "step 1: the rules failed on every sample" in said and "step 2: the rules" not in said
+
+
 def test_the_evaluation_line_names_the_benchmark_and_the_moment():
     metrics = {"eval/gsm8k/accuracy": 0.5, "eval/gsm8k/response_length_mean": 30.0}
     assert evaluation_line(0, metrics) == "evaluation before training: gsm8k accuracy 0.500"

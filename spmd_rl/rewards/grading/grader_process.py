@@ -25,7 +25,7 @@ import msgspec
 
 from spmd_rl.health.parent_death import die_with
 from spmd_rl.rewards.grade import RewardSample, as_grade
-from spmd_rl.rewards.rule_table import is_async, is_batched, resolve
+from spmd_rl.rewards.rule_table import foreign, is_async, is_batched, resolve
 
 
 class Setup(msgspec.Struct, array_like=True):
@@ -59,6 +59,8 @@ class GradingResult(msgspec.Struct, array_like=True):
     score: float = 0.0
     cause: str | None = None
     extracted: str | None = None
+    applies: bool = True
+    """False: the rule returned None, so it does not count for this sample."""
     crash: str | None = None
     """Traceback of a rule that raised."""
     unusable: str | None = None
@@ -274,10 +276,13 @@ class _Grader:
             ]
         verdicts = []
         for id, value in zip(ids, values, strict=True):
+            if value is None:
+                verdicts.append(GradingResult(id, rule, each, applies=False))
+                continue
             try:
                 grade = as_grade(name, value)
             except ValueError as error:
-                verdicts.append(GradingResult(id, rule, each, unusable=str(error)))
+                verdicts.append(GradingResult(id, rule, each, unusable=f"{error}{foreign(self.rules[rule])}"))
             else:
                 verdicts.append(GradingResult(id, rule, each, grade.score, grade.cause, grade.extracted))
         return verdicts
@@ -289,7 +294,7 @@ class _Grader:
             error.__traceback__ = None  # it holds what filled the memory
             limit = f"more than reward.memory_mib = {self.setup.memory_mib}" if self.setup.memory_mib else "too much"
             return GradingResult(id, rule, seconds, crash=f"MemoryError: it needs {limit}", last=True)
-        return GradingResult(id, rule, seconds, crash=traceback.format_exc())
+        return GradingResult(id, rule, seconds, crash=traceback.format_exc().rstrip() + foreign(self.rules[rule]))
 
     def _write(self, verdict: GradingResult) -> None:
         view = memoryview(frame(verdict))

@@ -10,6 +10,7 @@ from spmd_rl.distributed.status import current_status, set_status
 from spmd_rl.rewards.grade import RewardSample
 from spmd_rl.rewards.grading.supervisor import Supervisor
 from spmd_rl.rewards.grading.tasks import Task
+from spmd_rl.rewards.rule_table import SIGNATURE
 
 _STATUS_SECONDS = 0.5
 """Graders that take longer are waited for by name, and so often looked at."""
@@ -22,7 +23,8 @@ class GraderPool:
     scores 0.0 with cause timeout, the sample's other rules and the other samples are graded all the same. A rule that
     raises, ends its process, or needs more than `memory_mib` of memory scores 0.0 with cause crash and is logged the
     first time. A timeout or crash is the sample's cause whatever the other rules say; otherwise that is the first cause
-    a rule gives, or correct or wrong by the reward's sign when none does.
+    a rule gives, or correct or wrong by the reward's sign when none does. A rule that returns None does not apply to
+    the sample: neither its weight nor its score counts.
 
     Rules that take one sample are graded by `workers` processes. A rule that takes a list of samples has a process of
     its own, which is given up to `batch` samples a call (the call has `timeout_seconds`); an asynchronous rule has one
@@ -84,6 +86,24 @@ class GraderPool:
             self._submitted.append(task)
             self._unscored += 1
         self._supervisor.wake()
+
+    def try_rules(self, sample: RewardSample) -> None:
+        """Grade a sample for which nothing is kept; a ValueError says which rules fail on it, how, and what to do."""
+        self.submit(0, sample)
+        [scored] = self.collect(block=True)
+        if scored.cause not in ("crash", "timeout"):
+            return
+        failures = self._supervisor.failures
+        text = "\n".join(failures.values())
+        if scored.cause == "timeout":
+            text += (
+                "\nA rule that loads something when it is first called has it loaded beforehand, without a limit, by a "
+                "function that is its `prepare`: judge.prepare = load. Or raise reward.timeout_seconds"
+            )
+        raise ValueError(
+            f"reward.rules: {', '.join(failures)} failed on the first prompt's own answer, as would be done all the "
+            f"run: {text}\n({SIGNATURE})"
+        )
 
     def collect(self, block: bool) -> list[SampleReward]:
         """Return the samples scored since the last call, as they were done; `block` waits for all submitted."""

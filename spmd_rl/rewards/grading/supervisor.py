@@ -52,6 +52,8 @@ class Supervisor:
         self._lanes: list[Lane] = []
         self._graders: list[Grader] = []
         self._spare: tuple[int, socket.socket] | None = None
+        self.failures: dict[str, str] = {}
+        """Rule -> what it did the first time that it crashed, took too long, or had its process end."""
         self._logged: set[tuple[str, str]] = set()
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
@@ -243,4 +245,5 @@ class Supervisor:
     def _log_once(self, rule: str, what: str, text: str) -> None:
         if (rule, what) not in self._logged:
             self._logged.add((rule, what))
+            self.failures.setdefault(rule, text)
             logger.warning("%s", text)

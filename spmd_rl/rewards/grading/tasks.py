@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from spmd_rl.data.tickets import SampleReward
+from spmd_rl.data.tickets import UNJUDGED, SampleReward
 from spmd_rl.rewards.grading.grader_process import GradingResult
 
 
@@ -22,17 +22,20 @@ class Task:
     def reward(self, rules: Mapping[str, float]) -> SampleReward:
         """Sum its results, one for each rule, by the rules' weights.
 
-        Its cause is crash or timeout where a rule met one, else that of the first rule that gives one, else the
-        reward's sign.
+        A rule that returned None is left out. Its cause is crash or timeout where a rule met one, else that of the
+        first rule that gives one, else the reward's sign; UNJUDGED where all are left out.
         """
-        results = [self.results[rule] for rule in range(len(rules))]
-        reward = sum(weight * result.score for weight, result in zip(rules.values(), results, strict=True))
+        by_name = {name: self.results[rule] for rule, name in enumerate(rules) if self.results[rule].applies}
+        if not by_name:
+            return SampleReward(self.id, 0.0, UNJUDGED, {})
+        results = list(by_name.values())
+        reward = sum(rules[name] * result.score for name, result in by_name.items())
         judging = [result for result in results if result.cause is not None]
         for grave in ("crash", "timeout"):
             judging.sort(key=lambda result: result.cause != grave)
         cause = judging[0].cause if judging else ("correct" if reward > 0 else "wrong")
         extracted = judging[0].extracted if judging else None
-        scores = {name: result.score for name, result in zip(rules, results, strict=True)}
+        scores = {name: result.score for name, result in by_name.items()}
         return SampleReward(self.id, reward, cause, scores, extracted)
 
 

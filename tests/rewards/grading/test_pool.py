@@ -68,6 +68,14 @@ async def together_later(samples):
     await asyncio.sleep(1000 if any(s.response == "sleep" for s in samples) else 0)
     return [0.75 for sample in samples]
 
+def trl(completions, **kwargs): return [1.0 for _ in completions]
+def trl_too(prompts, completions, **kwargs): return [1.0 for _ in completions]
+def trl_counts(completions=None, **kwargs): return [1.0] * 3
+def verl(data_source, solution_str, ground_truth, extra_info=None): return 1.0
+def lazy(sample): time.sleep(1000)
+def only_sums(sample): return None if "+" not in sample.prompt else 0.5
+def some_of(samples): return [None if sample.response == "skip" else 2.0 for sample in samples]
+async def later_none(sample): return None
 def ids(sample): return sample.prompt_ids[0] + sample.response_ids[1]
 def hungry(sample): return float(len(bytearray(2**31 if sample.response == "much" else 1)) > 0)
 def hang_in_c(sample): return float(len(str(7 ** (10 ** 9))) if sample.response == "hang" else 1)
@@ -211,7 +219,39 @@ def test_a_response_longer_than_a_pipe_arrives_whole(pool):
     assert [s.reward for s in grade(pool, "return len(sample.response) " + " " * 2_000_000)] == [2_000_028.0]
 
 
-@pytest.mark.parametrize("value", ["float('nan')", "float('-inf')", "'good'", "None", "Grade('1')"])
+def test_a_rule_that_returns_none_does_not_count_for_that_sample_and_the_others_do(rules):
+    some = {rules("only_sums"): 2.0, rules("some_of"): 1.0, rules("later_none"): 5.0}
+    with GraderPool(some) as pool:
+        for number, (prompt, response) in enumerate([("1+1", "x"), ("1+1", "skip"), ("1", "x"), ("1", "skip")]):
+            pool.submit(number, RewardSample(prompt, response, "a"))
+        scored = sorted(pool.collect(block=True), key=lambda one: one.id)
+    assert [one.reward for one in scored] == [3.0, 1.0, 2.0, 0.0]
+    assert [len(one.scores) for one in scored] == [2, 1, 1, 0]
+    assert [one.cause for one in scored] == ["correct", "correct", "correct", "unjudged"]
+
+
+@pytest.mark.parametrize(
+    "rule, said",
+    [
+        ("trl", ["TypeError", "TRL's", "def judge(sample)"]),
+        ("trl_too", ["TypeError", "TRL's", "def judge(sample)"]),
+        ("trl_counts", ["[1.0, 1.0, 1.0]", "TRL's"]),
+        ("verl", ["missing 2 required positional arguments", "verl's", "sample.response"]),
+        ("lazy", ["took longer than reward.timeout_seconds = 0.5", "judge.prepare = load"]),
+        ("hang_in_c", []),
+    ],
+)
+def test_a_rule_that_fails_on_the_first_prompts_answer_is_told_with_what_it_should_be(rules, rule, said):
+    with GraderPool({"exact": 1.0, rules(rule): 1.0}, timeout_seconds=0.5) as pool:
+        if not said:
+            pool.try_rules(RewardSample("q", "7", "7"))
+            return
+        with pytest.raises(ValueError) as error:
+            pool.try_rules(RewardSample("q", "7", "7"))
+    assert all(words in str(error.value) for words in (*said, rules(rule)))
+
+
+@pytest.mark.parametrize("value", ["float('nan')", "float('-inf')", "'good'", "Grade('1')"])
 def test_a_return_value_that_is_no_number_stops_the_run(pool, rules, value):
     pool.submit(0, RewardSample("q", f"return {value}", "a"))
     with pytest.raises(ValueError) as error:
