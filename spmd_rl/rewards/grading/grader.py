@@ -5,7 +5,7 @@ import selectors
 import socket
 
 from spmd_rl.rewards.grading.grader_process import Batch, frame
-from spmd_rl.rewards.grading.tasks import Lane, Task
+from spmd_rl.rewards.grading.lanes import Lane, Task
 
 
 class Grader:

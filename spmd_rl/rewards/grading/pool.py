@@ -8,8 +8,8 @@ import msgspec
 from spmd_rl.data.tickets import SampleReward
 from spmd_rl.distributed.status import current_status, set_status
 from spmd_rl.rewards.grade import RewardSample
+from spmd_rl.rewards.grading.lanes import Task
 from spmd_rl.rewards.grading.supervisor import Supervisor
-from spmd_rl.rewards.grading.tasks import Task
 from spmd_rl.rewards.rule_table import SIGNATURE
 
 _STATUS_SECONDS = 0.5

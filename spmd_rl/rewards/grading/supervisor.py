@@ -13,7 +13,7 @@ import msgspec
 from spmd_rl.rewards.grading.fork_server import ForkServer
 from spmd_rl.rewards.grading.grader import Grader
 from spmd_rl.rewards.grading.grader_process import GradingResult
-from spmd_rl.rewards.grading.tasks import Lane, Task, lanes_of
+from spmd_rl.rewards.grading.lanes import Lane, Task, lanes_of
 
 logger = logging.getLogger(__name__)
 
