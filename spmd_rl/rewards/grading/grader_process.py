@@ -1,4 +1,4 @@
-"""Grader processes: read samples, write verdicts, and are killed when a rule takes too long.
+"""Grader processes: read samples, write results, and are killed when a rule takes too long.
 
 Started by fork_server.py as `python -m spmd_rl.rewards.grading.grader_process PARENT_PID DESCRIPTOR`: a parent that
 imports the rules once, and forks a grader whenever it is asked to, so that one that was killed is replaced in
@@ -192,25 +192,25 @@ class _Grader:
             samples = [self.samples.decode(raw) for raw in batch.samples]
             for rule in batch.rules:
                 if self.batched[rule]:
-                    self._judge_batch(rule, batch.ids, samples)
+                    self._grade_batch(rule, batch.ids, samples)
                 else:
-                    self._write(self._judged(rule, batch.ids[0], partial(self.rules[rule], samples[0])))
+                    self._write(self._graded(rule, batch.ids[0], partial(self.rules[rule], samples[0])))
             request = _read_frame(self.descriptor)
             batch = self.batches.decode(request) if request else None
 
-    def _judge_batch(self, rule: int, ids: list[int], samples: list[RewardSample]) -> None:
+    def _grade_batch(self, rule: int, ids: list[int], samples: list[RewardSample]) -> None:
         called, function = time.perf_counter(), self.rules[rule]
         try:
             values = list(function(samples))
         except BaseException:
             if len(ids) > 1:  # whose fault it was, they say one by one
                 for id, sample in zip(ids, samples, strict=True):
-                    self._judge_batch(rule, [id], [sample])
+                    self._grade_batch(rule, [id], [sample])
             else:
                 self._write(self._crashed(rule, ids[0], time.perf_counter() - called))
             return
-        for verdict in self._verdicts(rule, ids, values, time.perf_counter() - called):
-            self._write(verdict)
+        for result in self._results(rule, ids, values, time.perf_counter() - called):
+            self._write(result)
 
     def run_async(self) -> None:
         asyncio.run(self._serve())
@@ -219,17 +219,17 @@ class _Grader:
         reader, writer = await asyncio.open_connection(sock=socket.socket(fileno=self.descriptor), limit=1 << 20)
         running: set[asyncio.Task] = set()
 
-        async def judge(batch: Batch) -> None:
+        async def grade(batch: Batch) -> None:
             for rule in batch.rules:
-                for verdict in await self._await_verdicts(rule, batch):
-                    writer.write(frame(verdict))
+                for result in await self._await_results(rule, batch):
+                    writer.write(frame(result))
                     await writer.drain()
-                    if verdict.last:
+                    if result.last:
                         os._exit(1)
 
         batch: Batch | None = self.first
         while batch:
-            task = asyncio.create_task(judge(batch))
+            task = asyncio.create_task(grade(batch))
             running.add(task)
             task.add_done_callback(running.discard)
             try:
@@ -238,7 +238,7 @@ class _Grader:
             except asyncio.IncompleteReadError:
                 batch = None
 
-    async def _await_verdicts(self, rule: int, batch: Batch) -> list[GradingResult]:
+    async def _await_results(self, rule: int, batch: Batch) -> list[GradingResult]:
         called, function = time.perf_counter(), self.rules[rule]
         samples = [self.samples.decode(raw) for raw in batch.samples]
         try:
@@ -248,21 +248,21 @@ class _Grader:
             seconds = time.perf_counter() - called
             if len(batch.ids) > 1:
                 alone = [Batch([rule], [id], [raw]) for id, raw in zip(batch.ids, batch.samples, strict=True)]
-                return [verdict for one in alone for verdict in await self._await_verdicts(rule, one)]
+                return [result for one in alone for result in await self._await_results(rule, one)]
             if limit.expired():
                 return [GradingResult(batch.ids[0], rule, seconds, cause="timeout")]
             return [self._crashed(rule, batch.ids[0], seconds)]
-        return self._verdicts(rule, batch.ids, values, time.perf_counter() - called)
+        return self._results(rule, batch.ids, values, time.perf_counter() - called)
 
-    def _judged(self, rule: int, id: int, judge: Callable) -> GradingResult:
+    def _graded(self, rule: int, id: int, grade: Callable) -> GradingResult:
         started = time.perf_counter()
         try:
-            value = judge()
+            value = grade()
         except BaseException:  # SystemExit too: a rule does not end the process it shares with others
             return self._crashed(rule, id, time.perf_counter() - started)
-        return self._verdicts(rule, [id], [value], time.perf_counter() - started)[0]
+        return self._results(rule, [id], [value], time.perf_counter() - started)[0]
 
-    def _verdicts(self, rule: int, ids: list[int], values: list, seconds: float) -> list[GradingResult]:
+    def _results(self, rule: int, ids: list[int], values: list, seconds: float) -> list[GradingResult]:
         name, each = self.setup.rules[rule], seconds / len(ids)
         if len(values) != len(ids):
             return [
@@ -274,21 +274,21 @@ class _Grader:
                     "a rule that takes a list of samples returns one value for each, in their order",
                 )
             ]
-        verdicts = []
+        results = []
         for id, value in zip(ids, values, strict=True):
             if value is None:
-                verdicts.append(GradingResult(id, rule, each, applies=False))
+                results.append(GradingResult(id, rule, each, applies=False))
                 continue
             try:
                 grade = as_grade(name, value)
             except ValueError as error:
-                verdicts.append(GradingResult(id, rule, each, unusable=f"{error}{foreign(self.rules[rule])}"))
+                results.append(GradingResult(id, rule, each, unusable=f"{error}{foreign(self.rules[rule])}"))
             else:
-                verdicts.append(GradingResult(id, rule, each, grade.score, grade.cause, grade.extracted))
-        return verdicts
+                results.append(GradingResult(id, rule, each, grade.score, grade.cause, grade.extracted))
+        return results
 
     def _crashed(self, rule: int, id: int, seconds: float) -> GradingResult:
-        """A GradingResult on the exception that is being handled."""
+        """Return the result of the exception that is being handled."""
         kind, error, _ = sys.exc_info()
         if issubclass(kind, MemoryError):
             error.__traceback__ = None  # it holds what filled the memory
@@ -296,11 +296,11 @@ class _Grader:
             return GradingResult(id, rule, seconds, crash=f"MemoryError: it needs {limit}", last=True)
         return GradingResult(id, rule, seconds, crash=traceback.format_exc().rstrip() + foreign(self.rules[rule]))
 
-    def _write(self, verdict: GradingResult) -> None:
-        view = memoryview(frame(verdict))
+    def _write(self, result: GradingResult) -> None:
+        view = memoryview(frame(result))
         while view:
             view = view[os.write(self.descriptor, view) :]
-        if verdict.last:
+        if result.last:
             os._exit(1)
 
 
