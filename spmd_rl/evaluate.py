@@ -6,6 +6,7 @@ Without torchrun it is one process.
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,17 @@ from spmd_rl.config.loading import load, load_dataset_config
 from spmd_rl.config.redact import hidden
 from spmd_rl.config.serving import EvaluateConfig, of_evaluation
 from spmd_rl.data.sampling_params import SamplingParams
+from spmd_rl.data.sources.prompts import load_dataset
+from spmd_rl.data.tokens import chat_template, fingerprint, load_tokenizer
 from spmd_rl.distributed.environment import size_from_environment
 from spmd_rl.errors import ConfigError, Problem, refuse
-from spmd_rl.evaluation import report as report
+from spmd_rl.evaluation import report
 from spmd_rl.evaluation.benchmark import Benchmark, Line, ask, asked, check_asked, compare, measure
 from spmd_rl.models.model_shape import ModelShape, read_model_shape
-from spmd_rl.program import launch, names_split
-from spmd_rl.serve import ServeContext, ServeSpec, run_server
+from spmd_rl.program import run_rank
+from spmd_rl.runtime.process import Started, launch
+from spmd_rl.runtime.startup import names_split
+from spmd_rl.serve import ServeSpec, Serving
 
 DESCRIPTION = """\
 Ask a model the questions of a benchmark and grade its answers. Every setting below can also stand in a YAML file.
@@ -36,7 +41,7 @@ class Evaluation:
     """Settings that have passed all checks."""
 
     settings: EvaluateConfig
-    given: ServeSpec
+    spec: ServeSpec
     output: Path
     names: dict[str, str]
     """Where the prompts of each benchmark are kept -> its name."""
@@ -74,8 +79,8 @@ def configure(arguments: list[str]) -> Evaluation:
     refuse(problems)
     max_tokens = settings.max_prompt_length + settings.max_response_length
     output = Path(settings.output or _new_directory(settings, names))
-    given = ServeSpec(config, shape, models, max_tokens, settings.platform, output)
-    return Evaluation(settings, given, output, names, earlier)
+    spec = ServeSpec(config, shape, models, max_tokens, settings.platform, output)
+    return Evaluation(settings, spec, output, names, earlier)
 
 
 def _other_model(baseline: str, shape: ModelShape) -> Sequence[Problem]:
@@ -98,22 +103,15 @@ def _new_directory(settings: EvaluateConfig, names: dict[str, str]) -> str:
     return str(found)
 
 
-def run(evaluation: Evaluation) -> None:
-    """One rank's life."""
-    run_server(
-        evaluation.given,
-        lambda tokenizer: _read(evaluation, tokenizer),
-        lambda stage: tell(evaluation, stage),
-    )
+def run(evaluation: Evaluation, started: Started) -> None:
+    """Live one rank's life."""
+    run_rank(Serving(evaluation.spec, partial(_read, evaluation), partial(control, evaluation)), started)
 
 
 def _read(evaluation: Evaluation, tokenizer: Any) -> tuple[dict[str, Any], list[str]]:
-    """Every rank reads all questions: only their row numbers travel."""
-    from spmd_rl.data.sources.prompts import load_dataset
-    from spmd_rl.data.tokens import chat_template, fingerprint, load_tokenizer
-
-    settings, config = evaluation.settings, evaluation.given.config
-    for model in evaluation.given.models[1:]:
+    """Read all questions, on every rank: only their row numbers travel."""
+    settings, config = evaluation.settings, evaluation.spec.config
+    for model in evaluation.spec.models[1:]:
         other = load_tokenizer(config_directory("baseline", model), settings.trust_remote_code, "baseline")
         if fingerprint(other) != fingerprint(tokenizer) or chat_template(other) != chat_template(tokenizer):
             met = "its tokenizer or chat template is not the model's"
@@ -133,27 +131,27 @@ def _read(evaluation: Evaluation, tokenizer: Any) -> tuple[dict[str, Any], list[
     return prompts, [note for one in loaded.values() for note in one.notes]
 
 
-def tell(evaluation: Evaluation, stage: ServeContext) -> None:
-    """The evaluation, as rank 0 tells it."""
-    settings, output = evaluation.settings, evaluation.output
-    for note in stage.notes:
+def control(evaluation: Evaluation, serving: Serving) -> None:
+    """Evaluate, as rank 0 controls it."""
+    settings, output, inputs = evaluation.settings, evaluation.output, serving.rank.inputs
+    for note in inputs.notes:
         print(hidden(note), flush=True)
-    benchmarks = [Benchmark(name, split, len(stage.prompts[split])) for split, name in evaluation.names.items()]
+    benchmarks = [Benchmark(name, split, len(inputs.prompts[split])) for split, name in evaluation.names.items()]
     output.mkdir(parents=True, exist_ok=True)
-    summary: dict[str, Any] = {"settings": hidden(asdict(settings)), "dtype": evaluation.given.config.model.dtype}
-    summary |= {"ranks": stage.world_size, "benchmarks": {}}
+    summary: dict[str, Any] = {"settings": hidden(asdict(settings)), "dtype": evaluation.spec.config.model.dtype}
+    summary |= {"ranks": serving.rank.world.size, "benchmarks": {}}
     baseline: dict[str, list[Line]] = {}
     for benchmark in benchmarks:
         if evaluation.earlier is not None:
             baseline[benchmark.name] = report.read_lines(evaluation.earlier, benchmark.name)
     # The baseline first: the model's own numbers are then the last that are printed.
-    for model in reversed(evaluation.given.models):
-        stage.servers.load(model)
+    for model in reversed(evaluation.spec.models):
+        serving.servers.load(model)
         is_baseline = model != settings.model
         directory = output / "baseline" if is_baseline else output
         print(f"{'baseline' if is_baseline else 'model'} {model}", flush=True)
         for benchmark in benchmarks:
-            lines = _evaluate(settings, stage, benchmark)
+            lines = _evaluate(settings, serving, benchmark)
             report.write_lines(directory, benchmark.name, lines)
             if is_baseline:
                 baseline[benchmark.name] = lines
@@ -170,7 +168,7 @@ def tell(evaluation: Evaluation, stage: ServeContext) -> None:
     print(f"everything is in {output}", flush=True)
 
 
-def _evaluate(settings: EvaluateConfig, stage: ServeContext, benchmark: Benchmark) -> list[Line]:
+def _evaluate(settings: EvaluateConfig, serving: Serving, benchmark: Benchmark) -> list[Line]:
     sampling = SamplingParams(
         temperature=settings.temperature,
         max_tokens=settings.max_response_length,
@@ -181,9 +179,9 @@ def _evaluate(settings: EvaluateConfig, stage: ServeContext, benchmark: Benchmar
         stop_token_ids=settings.stop_token_ids,
     )
     started = time.perf_counter()
-    with report.progress(benchmark.name, stage.world_size // settings.rollout.tensor) as heard:
-        stage.server.rollouts.heard = heard
-        lines, waited = ask(stage.servers.ranks, benchmark, 0, settings.samples, sampling)
+    with report.progress(benchmark.name, serving.rank.world.size // settings.rollout.tensor) as heard:
+        serving.worker.rollouts.heard = heard
+        lines, waited = ask(serving.servers.ranks, benchmark, 0, settings.samples, sampling)
     print(report.result_text(benchmark.name, lines, time.perf_counter() - started, waited), flush=True)
     return lines
 

@@ -16,11 +16,11 @@ from spmd_rl.config.config import (
     RunConfig,
     TrainConfig,
 )
+from spmd_rl.controller.session import RunContext, Session
 from spmd_rl.data.sources.order import PromptOrder
 from spmd_rl.data.tickets import SampleReward, Ticket
 from spmd_rl.evaluation.benchmark import Benchmark
 from spmd_rl.grpo import run_grpo
-from spmd_rl.program import RunContext
 from spmd_rl.runlog.checkpoint_store import CheckpointStore
 from spmd_rl.runlog.run_log import RunLog
 
@@ -150,7 +150,7 @@ class Driven:
 def drive(tmp_path, capsys):
     """Return what drives a run to its end, on from the newest checkpoint of its directory."""
 
-    def run(reward: Rewards = teaching, steps: int = 1, directory: str = "run", **settings) -> Driven:
+    def run(reward: Rewards = teaching, steps: int = 1, directory: str = "run", loop=run_grpo, **settings) -> Driven:
         config = configured(steps, **settings)
         ranks = RecordingRanks(reward)
         checkpoints = CheckpointStore(tmp_path / directory / "checkpoints", config.checkpoint).found()
@@ -164,7 +164,7 @@ def drive(tmp_path, capsys):
                 share_prompts=True,
                 resumed=resumed,
             )
-            run_grpo(config, ranks, context, log)
+            loop(config, Session(config, ranks, log, context))
         lines = (tmp_path / directory / "metrics.jsonl").read_text().splitlines()
         return Driven(ranks, [json.loads(line) for line in lines], capsys.readouterr().out)
 
@@ -298,3 +298,26 @@ def test_a_sample_is_compared_with_both_engines_every_few_steps(drive):
 
 def test_a_few_samples_are_written_down_after_the_update(drive):
     assert drive(run={"samples_logged": 2}).told() == [*ROLLOUT, "exchange", "learn", "conversations", *END]
+
+
+def run_reinforce(config, session):
+    """A second algorithm: the mean of the step is the baseline, nothing is scored."""
+    for step in session.steps():
+        with step.rollout() as rollout:
+            samples = rollout.generate()
+        batch = step.reward(samples)
+        mean = sum(batch.rewards) / len(batch.rewards)
+        step.exchange(batch)
+        step.put("advantages", batch.by_id([reward - mean for reward in batch.rewards]))
+        step.put("weights", step.weights(lambda tokens: [1 / sum(tokens)] * len(tokens)))
+        for minibatch in step.minibatches():
+            step.learn("policy", minibatch)
+
+
+def test_a_second_algorithm_is_a_second_loop_that_shares_all_around_the_steps(drive):
+    settings = {"evaluation": {"every_steps": 2}, "checkpoint": {"every_steps": 2}, "run": {"export_hf": True}}
+    two, one = (
+        drive(steps=3, loop=loop, directory=loop.__name__, **settings).ranks for loop in (run_reinforce, run_grpo)
+    )
+    assert two.told == one.told
+    assert two.learned[0]["advantages"] == [-0.5, 0.5] * 4

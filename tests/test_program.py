@@ -6,7 +6,7 @@ import pytest
 
 from spmd_rl.config.loading import load_config
 from spmd_rl.models.model_shape import read_model_shape
-from spmd_rl.program import _check_weights, _read_prompts, _read_reward_models, start_graders
+from spmd_rl.runtime.startup import check_weights, read_inputs, start_graders
 from tiny_models import make_tiny
 from tiny_tokenizer import make_tokenizer
 
@@ -24,12 +24,12 @@ def configured(tiny_models, scorer, *arguments):
 def test_a_reward_model_without_a_tokenizer_is_named(tiny_models, scorer):
     config = configured(tiny_models, scorer)
     with pytest.raises(ValueError, match=r"reward\.models\.good\.path = .*: there is no tokenizer in it"):
-        _read_reward_models(config, _read_prompts(config))
+        read_inputs(config)
 
 
 def test_a_reward_model_without_a_score_head_or_with_other_weights_is_named(tiny_models, scorer, tmp_path):
     config = configured(tiny_models, scorer)
-    _check_weights(config, read_model_shape(tiny_models["llama"]))
+    check_weights(config, read_model_shape(tiny_models["llama"]))
     other = make_tiny(tmp_path / "other", "llama", layers=1)
     described = json.loads((scorer / "config.json").read_text())
     for change, said in (
@@ -38,17 +38,16 @@ def test_a_reward_model_without_a_score_head_or_with_other_weights_is_named(tiny
     ):
         (other / "config.json").write_text(json.dumps(described | change))
         with pytest.raises(ValueError, match=r"reward\.models\.good\.path = ") as caught:
-            _check_weights(configured(tiny_models, other), read_model_shape(tiny_models["llama"]))
+            check_weights(configured(tiny_models, other), read_model_shape(tiny_models["llama"]))
         assert said in str(caught.value)
 
 
 def test_a_reward_model_reads_what_its_tokenizer_lets_it(tiny_models, scorer, tmp_path):
     make_tokenizer(scorer)
     config = configured(tiny_models, scorer)
-    loaded = _read_prompts(config)
-    assert _read_reward_models(config, loaded)["good"].reads == "tokens"
+    assert read_inputs(config).readers["good"].reads == "tokens"
     config = configured(tiny_models, scorer, "--data.template", "plain")
-    assert _read_reward_models(config, _read_prompts(config))["good"].reads == "conversation"
+    assert read_inputs(config).readers["good"].reads == "conversation"
 
 
 def test_without_rules_there_are_no_graders(tiny_models, scorer):

@@ -42,25 +42,19 @@ LOSS_SETTINGS = ("clip_low", "clip_high", "kl_coefficient", "kl_estimator", "ent
 
 
 def find_advantage(algorithm: AlgorithmConfig) -> Advantage:
-    """Return what estimates advantages; it raises ValueError where an answer is not one finite number a sample."""
+    """Return what estimates advantages; like those below, it raises ValueError for other than a number a sample."""
     settings = {"normalize_std": algorithm.normalize_std, "std_epsilon": algorithm.std_epsilon}
-    estimate = ADVANTAGES.find(algorithm.advantage, **settings)
-    return lambda groups, rewards: _numbers(ADVANTAGES, algorithm.advantage, estimate(groups, rewards), len(rewards))
+    return _checked(ADVANTAGES, algorithm.advantage, **settings)
 
 
 def find_curation(algorithm: AlgorithmConfig) -> Curation:
-    """Return what chooses the samples to train on; it raises ValueError where it does not answer for each sample."""
-    name = "teaching" if algorithm.drop_uniform_groups else algorithm.curation
-    keep = CURATIONS.find(name)
-    return lambda groups, rewards: [
-        bool(kept) for kept in _numbers(CURATIONS, name, keep(groups, rewards), len(rewards))
-    ]
+    """Return what chooses the samples to train on."""
+    return _checked(CURATIONS, "teaching" if algorithm.drop_uniform_groups else algorithm.curation)
 
 
 def find_reduction(algorithm: AlgorithmConfig) -> Reduction:
-    """Return what weighs tokens in the loss; it raises ValueError where an answer is not one finite number a sample."""
-    weigh = REDUCTIONS.find(algorithm.loss_reduction)
-    return lambda lengths: _numbers(REDUCTIONS, algorithm.loss_reduction, weigh(lengths), len(lengths))
+    """Return what weighs tokens in the loss."""
+    return _checked(REDUCTIONS, algorithm.loss_reduction)
 
 
 def find_loss(algorithm: AlgorithmConfig) -> Loss:
@@ -78,35 +72,29 @@ def try_algorithms(algorithm: AlgorithmConfig) -> None:
             f"algorithm.curation = {algorithm.curation}: algorithm.drop_uniform_groups = true is the curation "
             "`teaching`; leave one of the two out"
         )
-    trials: list[tuple[FunctionTable[Any], str, Callable[[], object]]] = [
-        (ADVANTAGES, algorithm.advantage, lambda: find_advantage(algorithm)([0, 0, 1, 1], [0.0, 1.0, 0.5, 0.5])),
-        (CURATIONS, algorithm.curation, lambda: find_curation(algorithm)([0, 0, 1, 1], [0.0, 1.0, 0.5, 0.5])),
-        (REDUCTIONS, algorithm.loss_reduction, lambda: find_reduction(algorithm)([1, 2, 3, 4])),
-    ]
-    for table, name, trial in trials:
-        try:
-            trial()
-        except ValueError as error:
-            if str(error).startswith(table.knob):
-                raise
-            raise table.unusable(name, "tried it on four samples", f"ValueError: {error}") from error
-        except Exception as error:
-            raise table.unusable(name, "tried it on four samples", f"{type(error).__name__}: {error}") from error
+    for find in (find_advantage, find_curation):
+        find(algorithm)([0, 0, 1, 1], [0.0, 1.0, 0.5, 0.5])
+    find_reduction(algorithm)([1, 2, 3, 4])
     find_loss(algorithm)
 
 
-def _numbers(table: FunctionTable[Any], name: str, found: Sequence[float], count: int) -> list[float]:
-    """Return what a function answered. Raises ValueError when it is not one finite number for each sample."""
-    tried = f"gave it {count} samples"
-    try:
-        numbers = [float(number) for number in found]
-    except (TypeError, ValueError) as error:
-        raise table.unusable(name, tried, f"it did not return a list of numbers ({error})") from error
-    if len(numbers) != count:
-        raise table.unusable(name, tried, f"it returned {len(numbers)} numbers; one for each sample is needed")
-    broken = [place for place, number in enumerate(numbers) if not math.isfinite(number)]
-    if broken:
-        raise table.unusable(
-            name, tried, f"{len(broken)} of its numbers are not finite (of sample {broken[0]}: {numbers[broken[0]]})"
-        )
-    return numbers
+def _checked(table: FunctionTable[Any], name: str, **settings: Any) -> Callable[..., list[Any]]:
+    """Return the function of that name; it raises ValueError when an answer is not a finite number for each sample."""
+    function = table.find(name, **settings)
+
+    def checked(*columns: Sequence[float]) -> list[float]:
+        tried = f"gave it {len(columns[-1])} samples"
+        try:
+            found = function(*columns)
+            numbers = [float(number) for number in found]
+        except Exception as error:
+            raise table.unusable(name, tried, f"{type(error).__name__}: {error}") from error
+        if len(numbers) != len(columns[-1]):
+            raise table.unusable(name, tried, f"it returned {len(numbers)} numbers; one for each sample is needed")
+        broken = [place for place, number in enumerate(numbers) if not math.isfinite(number)]
+        if broken:
+            first = f"of sample {broken[0]}: {numbers[broken[0]]}"
+            raise table.unusable(name, tried, f"{len(broken)} of its numbers are not finite ({first})")
+        return list(found)
+
+    return checked

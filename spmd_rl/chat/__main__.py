@@ -17,12 +17,16 @@ from spmd_rl.config.serving import ChatConfig, of_chat
 from spmd_rl.config.template_names import CHAT
 from spmd_rl.data.sampling_params import SamplingParams
 from spmd_rl.data.seeds import derived_seed
+from spmd_rl.data.templates import load_template
+from spmd_rl.data.text_stream import TextStream
+from spmd_rl.data.tokens import encode_rendered, render_text
 from spmd_rl.distributed.environment import size_from_environment
 from spmd_rl.distributed.status import IDLE, doing
 from spmd_rl.errors import ConfigError, Problem, refuse
 from spmd_rl.models.model_shape import read_model_shape
-from spmd_rl.program import launch
-from spmd_rl.serve import ServeContext, ServeSpec, run_server
+from spmd_rl.program import run_rank
+from spmd_rl.runtime.process import Started, launch
+from spmd_rl.serve import ServeSpec, Serving
 
 DESCRIPTION = """\
 Talk to a model. Every setting below can also stand in a YAML file.
@@ -37,7 +41,7 @@ class Chat:
     """Settings that have passed all checks."""
 
     settings: ChatConfig
-    given: ServeSpec
+    spec: ServeSpec
 
 
 def configure(arguments: list[str]) -> Chat:
@@ -51,13 +55,13 @@ def configure(arguments: list[str]) -> Chat:
     return Chat(settings, ServeSpec(config, shape, (settings.model,), settings.context, settings.platform))
 
 
-def tell(chat: Chat, stage: ServeContext, shown: Pipe) -> None:
-    """The conversation, as rank 0 has it."""
+def converse(chat: Chat, serving: Serving, shown: Pipe) -> None:
+    """Ask and answer until the user ends it; on rank 0."""
     settings = chat.settings
     sampling = SamplingParams(settings.temperature, settings.max_tokens, settings.top_p, settings.top_k, settings.min_p)
     conversation = Conversation(sampling, settings.seed, settings.system)
-    stage.servers.load(settings.model)
-    ranks = f"{stage.world_size} rank{'s' if stage.world_size > 1 else ''}"
+    serving.servers.load(settings.model)
+    ranks = f"{serving.rank.world.size} rank{'s' if serving.rank.world.size > 1 else ''}"
     shown.note(f"{settings.model}: {ranks}, {settings.context} tokens of context; /help, /exit")
     while (line := _asked(shown)) is not None:
         if line.startswith("/"):
@@ -66,7 +70,7 @@ def tell(chat: Chat, stage: ServeContext, shown: Pipe) -> None:
                 break
             shown.note(said)
         elif line.strip():
-            _turn(settings, stage, conversation, line.strip(), shown)
+            _turn(settings, serving, conversation, line.strip(), shown)
 
 
 def _asked(shown: Pipe) -> str | None:
@@ -74,11 +78,9 @@ def _asked(shown: Pipe) -> str | None:
         return shown.ask()
 
 
-def _turn(settings: ChatConfig, stage: ServeContext, conversation: Conversation, question: str, shown: Pipe) -> None:
+def _turn(settings: ChatConfig, serving: Serving, conversation: Conversation, question: str, shown: Pipe) -> None:
     """One question and its answer."""
-    from spmd_rl.data.text_stream import TextStream
-
-    rendered, prompt = _render(settings, stage.tokenizer, conversation.asked(question))
+    rendered, prompt = _render(settings, serving.rank.inputs.tokenizer, conversation.asked(question))
     context = settings.context
     room = context - len(prompt)
     if room < 1:
@@ -88,7 +90,7 @@ def _turn(settings: ChatConfig, stage: ServeContext, conversation: Conversation,
         )
         return
     opened = rendered.rstrip().endswith("<think>")
-    text, thoughts, said = TextStream(stage.tokenizer), Thoughts(opened), []
+    text, thoughts, said = TextStream(serving.rank.inputs.tokenizer), Thoughts(opened), []
 
     def heard(tokens: Sequence[int]) -> bool:
         piece = text.add(tokens)
@@ -97,11 +99,11 @@ def _turn(settings: ChatConfig, stage: ServeContext, conversation: Conversation,
             shown.say(part, thought)
         return shown.interrupted
 
-    stage.server.tokens_heard = heard
+    serving.worker.tokens_heard = heard
     sampling = replace(conversation.sampling, max_tokens=min(conversation.sampling.max_tokens, room))
     seed = derived_seed("chat", conversation.seed, len(conversation.messages))
     with shown.answering():
-        reason = stage.servers.reply(prompt, seed, sampling)
+        reason = serving.servers.reply(prompt, seed, sampling)
     rest = text.add([], last=True)
     for part, thought in (*thoughts.add(rest), *thoughts.end()):
         shown.say(part, thought)
@@ -117,9 +119,6 @@ def _turn(settings: ChatConfig, stage: ServeContext, conversation: Conversation,
 
 
 def _render(settings: ChatConfig, tokenizer: Any, messages: Sequence[Mapping[str, str]]) -> tuple[str, list[int]]:
-    from spmd_rl.data.templates import load_template
-    from spmd_rl.data.tokens import encode_rendered, render_text
-
     template = load_template(settings.template or CHAT, "template")
     if template.plain:
         way = "leave it out, or name one"
@@ -132,18 +131,18 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command; the exit status is 2 where the user can fix what is wrong."""
     shown: list[Pipe] = []
 
-    def run(chat: Chat) -> None:
-        def told(stage: ServeContext) -> None:
+    def run(chat: Chat, started: Started) -> None:
+        def control(serving: Serving) -> None:
             shown.append(terminal())
-            tell(chat, stage, shown[0])
+            converse(chat, serving, shown[0])
 
-        def tried(tokenizer: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
-            """A template that is not there or does not fit is found out before anything starts."""
+        def read(tokenizer: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
+            """Find out now that a template is not there or does not fit."""
             system = [] if chat.settings.system is None else [{"role": "system", "content": chat.settings.system}]
             _render(chat.settings, tokenizer, [*system, {"role": "user", "content": "Hello"}])
             return {}, ()
 
-        run_server(chat.given, tried, told)
+        run_rank(Serving(chat.spec, read, control), started)
 
     def before_exit(received: signal.Signals) -> bool:
         """An interrupt ends the answer; under torchrun, which ends all ranks after it, it ends the program."""

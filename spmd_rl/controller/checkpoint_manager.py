@@ -37,7 +37,7 @@ class _Save:
 
 
 class CheckpointManager:
-    """`resumed`: the checkpoint whose story goes on, if there is one."""
+    """Save a run and say where it goes on. `resumed`: the checkpoint that it goes on from, if there is one."""
 
     def __init__(self, config: Config, ranks: Ranks, log: RunLog, resumed: SavedCheckpoint | None = None) -> None:
         self.config, self.ranks, self.log = config, ranks, log

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Protocol
 
+from spmd_rl.config.config import Config
 from spmd_rl.data.sampling_params import SamplingParams
 from spmd_rl.data.tickets import UNJUDGED, SampleReward, Ticket
 from spmd_rl.evaluation.estimators import clustered, majority_at_k, mcnemar, pass_at_k, powers_of_two, wilson
@@ -65,6 +66,34 @@ def ask(
     for line, votes in zip(lines, votes_of, strict=True):
         line["votes"] = votes
     return lines, grading["timing/non_overlap_rule_reward"]
+
+
+def ask_all(
+    ranks: Answerers,
+    benchmarks: Sequence[Benchmark],
+    step: int,
+    config: Config,
+    keep: Callable[[int, str, Sequence[Line]], None],
+) -> dict[str, float]:
+    """Ask all of a run's benchmarks after `step`, as evaluation.* says; in rollout mode. Responses end as in training.
+
+    `keep` is given the step, the name and the lines of each. Returns metrics.
+    """
+    rollout, evaluation = config.rollout, config.evaluation
+    sampling = SamplingParams(
+        temperature=evaluation.temperature,
+        max_tokens=evaluation.max_response_length or rollout.max_response_length,
+        top_p=evaluation.top_p,
+        top_k=evaluation.top_k,
+        stop=rollout.stop,
+        stop_token_ids=rollout.stop_token_ids,
+    )
+    metrics: dict[str, float] = {}
+    for benchmark in benchmarks:
+        lines, _ = ask(ranks, benchmark, step, evaluation.samples, sampling)
+        keep(step, benchmark.name, lines)
+        metrics |= {f"eval/{benchmark.name}/{name}": value for name, value in measure(lines).items()}
+    return metrics
 
 
 def _line(samples: Sequence[Mapping[str, Any]]) -> Line:

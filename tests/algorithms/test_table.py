@@ -63,9 +63,9 @@ def test_a_name_that_nothing_has_is_refused_with_its_setting(knob, name, reason)
     [
         ("def f(groups, rewards): return rewards[1:]", "it returned 3 numbers; one for each sample is needed"),
         ("def f(groups, rewards): return [float('nan')] * 4", r"4 of its numbers are not finite \(of sample 0: nan\)"),
-        ("def f(groups, rewards): return None", "it did not return a list of numbers"),
-        ("def f(groups, rewards): return 1 / 0", "tried it on four samples: ZeroDivisionError"),
-        ("def f(groups): return groups", "tried it on four samples: TypeError"),
+        ("def f(groups, rewards): return None", "gave it 4 samples: TypeError: 'NoneType' object is not iterable"),
+        ("def f(groups, rewards): return 1 / 0", "gave it 4 samples: ZeroDivisionError"),
+        ("def f(groups): return groups", "gave it 4 samples: TypeError"),
     ],
 )
 def test_an_answer_that_is_no_advantage_is_found_out_before_a_run(own, source, reason):

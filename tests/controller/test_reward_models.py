@@ -8,8 +8,8 @@ import pytest
 
 from spmd_rl.config.config import Config, ModelConfig
 from spmd_rl.config.reward_config import RewardConfig, RewardModelConfig
+from spmd_rl.controller.batch import Batch, sample_metrics
 from spmd_rl.controller.reward_models import RewardModels
-from spmd_rl.controller.rollout_metrics import judged_correct, sample_metrics
 from spmd_rl.data.tickets import UNJUDGED, SampleReward, Ticket
 
 TICKETS = [Ticket(i, i // 2, 10 + i // 2, 5 + i, 5 + i, "stop") for i in range(4)]
@@ -60,7 +60,7 @@ def test_weighted_scores_are_added_to_the_rules_and_kept_as_they_came():
     assert [found[i].reward for i in range(4)] == [2.5, 3.0, 3.5, 4.0]
     assert found[3].scores == {"exact": 1.0, "a": 4.0, "b": 7.0} and found[3].cause == "correct"
     assert metrics == {"timing/reward_model_onload": 1.0}
-    measured = sample_metrics(TICKETS, found, settings)
+    measured = sample_metrics(TICKETS, found, settings.reward)
     assert measured["grpo/a_rewards/mean"] == 2.5 and measured["grpo/b_rewards/mean"] == 7.0
     assert measured["grpo/score/mean"] == measured["grpo/rewards/mean"] == 3.25
 
@@ -81,7 +81,7 @@ def test_a_normalised_and_clipped_score_is_what_is_rewarded(normalize, clip, exp
     found, _ = asked(settings, {"a": [1.0, 3.0, 10.0, 30.0]})
     assert [found[i].reward for i in range(4)] == pytest.approx(expected, abs=1e-5)
     assert [found[i].scores["a"] for i in range(4)] == [1.0, 3.0, 10.0, 30.0]
-    assert sample_metrics(TICKETS, found, settings)["grpo/score/mean"] == 11.0
+    assert sample_metrics(TICKETS, found, settings.reward)["grpo/score/mean"] == 11.0
 
 
 def test_a_running_normalisation_goes_on_from_its_saved_state():
@@ -101,8 +101,8 @@ def test_samples_that_no_rule_judged_have_no_cause_and_no_accuracy():
     settings = config(a=RewardModelConfig("p"))
     found, _ = asked(settings, {"a": [1.0, 2.0, 3.0, 4.0]})
     assert {one.cause for one in found.values()} == {UNJUDGED}
-    assert judged_correct(TICKETS, found) == []
-    assert not [name for name in sample_metrics(TICKETS, found, settings) if name.startswith("reward/cause")]
+    assert Batch(TICKETS, found).correct == []
+    assert not [name for name in sample_metrics(TICKETS, found, settings.reward) if name.startswith("reward/cause")]
 
 
 def test_the_plan_is_made_of_the_lengths_that_the_model_reads():

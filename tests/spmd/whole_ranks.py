@@ -52,11 +52,11 @@ def _case(given: dict, world, platform) -> dict:
     from spmd_rl.data.sampling_params import SamplingParams
     from spmd_rl.distributed.commands import ControlChannel
     from spmd_rl.models.model_shape import read_model_shape
-    from spmd_rl.program import _read_prompts, start_graders
+    from spmd_rl.runtime.startup import read_inputs, start_graders
     from spmd_rl.worker.train_worker import TrainWorker
 
     config = load_config(given["config"])
-    loaded = _read_prompts(config)
+    loaded = read_inputs(config)
     shape = read_model_shape(config.model.path)
     worker = TrainWorker(
         config,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from spmd_rl.controller.rollout_metrics import keep_conversations
+from spmd_rl.controller.session import log_samples
 from spmd_rl.data.tickets import Ticket
 
 TICKETS = [Ticket(i, i // 4, 5, 5, 5, "stop") for i in range(16)]
@@ -40,5 +40,5 @@ class Heard:
 )
 def test_a_few_samples_spread_over_the_prompts_come_to_rank_0_and_all_of_them_never_do(count, said):
     heard = Heard()
-    keep_conversations(heard, heard, TICKETS, 3, count)
+    log_samples(heard, heard, TICKETS, 3, count)
     assert heard.said == said

@@ -1,0 +1,221 @@
+"""A run as rank 0 controls it: its steps, and all that happens around them whatever the algorithm."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from spmd_rl.algorithms.schedule import learning_rate
+from spmd_rl.algorithms.table import Reduction
+from spmd_rl.config.config import Config
+from spmd_rl.config.names import Phase
+from spmd_rl.controller.batch import Batch
+from spmd_rl.controller.checkpoint_manager import CheckpointManager
+from spmd_rl.controller.planner import Plan, plan_microbatches
+from spmd_rl.controller.ranks import Ranks
+from spmd_rl.controller.reward_models import RewardModels
+from spmd_rl.controller.sampling import Rollout
+from spmd_rl.data.samples import SAMPLES
+from spmd_rl.data.sources.order import PromptOrder
+from spmd_rl.data.tickets import Ticket
+from spmd_rl.evaluation.benchmark import Benchmark, ask_all
+from spmd_rl.runlog.checkpoint_store import SavedCheckpoint
+from spmd_rl.runlog.run_log import RunLog, Timed
+
+NOTHING_EXCHANGED = {"bytes/exchange/network": 0.0, "update/padding_fraction": 0.0, "update/imbalance_fraction": 0.0}
+SCORING = {"policy": Phase.POLICY_LOGPROBS, "reference": Phase.REFERENCE_LOGPROBS}
+"""What the time that a model scores is called in the metrics."""
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """Hold what rank 0 needs to know beside the configuration."""
+
+    run_dir: Path
+    order: PromptOrder
+    benchmarks: Sequence[Benchmark]
+    data_parallel: int
+    share_prompts: bool
+    resumed: SavedCheckpoint | None = None
+    """The checkpoint that the run goes on from."""
+
+
+class Session:
+    """Give a training loop its steps.
+
+    A second algorithm is a second loop over the same `steps`; see spmd_rl/grpo.py.
+    """
+
+    def __init__(self, config: Config, ranks: Ranks, log: RunLog, context: RunContext):
+        self.config, self.ranks, self.log, self.context = config, ranks, log, context
+        self.reward_models = RewardModels(config, context.data_parallel, context.share_prompts)
+        self.checkpoints = CheckpointManager(config, ranks, log, context.resumed)
+        restored = self.checkpoints.restored_state()
+        self.prompts_taken: int = restored.get("prompts_taken", 0)
+        self.reward_models.load_state_dict(restored.get("reward_models", {}))
+
+    def steps(self) -> Iterator["Step"]:
+        """Yield the steps that are left, from where the run goes on; a step ends when the next one is asked for.
+
+        Evaluates, saves, and logs samples, memory and metrics around them. Raises Preempted after a step when a rank
+        was asked to end and all is saved.
+        """
+        evaluation, last = self.config.evaluation, self.config.train.steps
+        if self.checkpoints.first_step == 0 and evaluation.before:
+            self._evaluate(0)
+        for number in range(self.checkpoints.first_step, last):
+            with self.log.step(number + 1):
+                step = Step(self, number)
+                yield step
+                step.end()
+            done = number + 1
+            if evaluation.after if done == last else due(done, evaluation.every_steps):
+                self._evaluate(done)
+            # Beside the next steps; goes on exactly from here.
+            self.checkpoints.maybe_save(done, self._state())
+        self.checkpoints.close()
+        if self.config.run.export_hf:
+            with self.log.timed(Phase.EXPORT):
+                self.ranks.export_hf(str(self.context.run_dir / "hf"))
+
+    def take_prompts(self, count: int) -> list[int]:
+        """Return the rows of the next prompts to train on."""
+        rows = self.context.order.take(self.prompts_taken, count)
+        self.prompts_taken += count
+        return rows
+
+    def _state(self) -> dict[str, Any]:
+        """Return what a continuation needs of rank 0, as JSON."""
+        return {"prompts_taken": self.prompts_taken, "reward_models": self.reward_models.state_dict()}
+
+    def _evaluate(self, step: int) -> None:
+        """Ask all held-out questions and keep the answers; the ranks are back in training mode afterwards."""
+        if not self.context.benchmarks:
+            return
+        with self.log.timed(Phase.EVALUATION), self.ranks.rollout_mode():
+            metrics = ask_all(self.ranks, self.context.benchmarks, step, self.config, self.log.questions)
+        self.log.evaluation(step, metrics)
+
+
+class Step:
+    """Do what one step is made of, on all ranks; each part is timed under its own name.
+
+    Where nothing is left to train on, it exchanges, scores and learns nothing.
+    """
+
+    def __init__(self, session: Session, number: int):
+        self.session, self.number = session, number
+        """The number counts from 0; the log counts from 1."""
+        self.config, self.ranks, self.log = session.config, session.ranks, session.log
+        self.timed: Timed = self.log.timed
+        train = self.config.train
+        self.learning_rate = learning_rate(
+            number, train.learning_rate, train.min_learning_rate, train.schedule, train.warmup_steps, train.steps
+        )
+        self.batch = Batch([], {})
+        self.plan: Plan | None = None
+        self._fields: dict[str, Mapping[int, float]] = {}
+        self._metrics: list[Mapping[str, float]] = [{"grpo/lr": self.learning_rate}]
+
+    @contextmanager
+    def rollout(self) -> Iterator[Rollout]:
+        """Let vLLM hold the device inside, with the policy's weights, which are refreshed and proved on entry."""
+        compare = due(self.number, self.config.rollout.canary_steps)
+        with self.ranks.rollout_mode(self.timed, compare) as moved, self.timed(Phase.ROLLOUT):
+            rollout = Rollout(self.config, self.ranks, self.number, self.session.take_prompts)
+            yield rollout
+        self._metrics += [moved, rollout.metrics]
+
+    def reward(self, tickets: Sequence[Ticket]) -> Batch:
+        """Return the samples with their rewards: rules have graded as sequences ended, reward models score now."""
+        scored, grading = self.ranks.rewards()
+        scored, scoring = self.session.reward_models.score(self.ranks, tickets, scored, self.timed)
+        self._metrics += [grading, scoring]
+        self.batch = Batch(tickets, scored)
+        return self.batch
+
+    def exchange(self, batch: Batch) -> None:
+        """Bring each sample to the ranks that train on it, in one all-to-all, never through rank 0."""
+        train, context = self.config.train, self.session.context
+        tickets = batch.to_train()
+        if not tickets:
+            self.log.add_all(
+                {"bytes/exchange/network": 0, "update/padding_fraction": 0, "update/imbalance_fraction": 0}
+            )
+            self.log.note(
+                f"step {self.number + 1}: no group of it teaches (algorithm.drop_uniform_groups, algorithm.curation); "
+                "nothing is trained, the policy stays as it is"
+            )
+            return
+        with self.timed(Phase.ADVANTAGE):
+            # Lengths -> balanced, packed micro-batches of each data-parallel rank.
+            self.plan = plan_microbatches(
+                tickets, context.data_parallel, train.minibatches, train.tokens_per_microbatch, context.share_prompts
+            )
+        with self.timed(Phase.EXCHANGE):
+            self.log.add_all(self.ranks.exchange(self.plan))
+
+    @property
+    def off_policy(self) -> bool:
+        """Return whether mini-batches follow the first: their ratio needs the policy before it."""
+        return self.plan is not None and len(self.plan.minibatches) > 1
+
+    def score(self, model: str, when: bool = True) -> None:
+        """Have a model give each exchanged sample its log-probabilities; they stay on the ranks."""
+        if when and self.plan is not None:
+            with self.timed(SCORING.get(model, model)):
+                self.log.add_all(self.ranks.score(model))
+
+    def put(self, field: str, values: Mapping[int, float]) -> None:
+        """Set a field of exchanged samples, by id: one number for each of a sample's loss tokens."""
+        if self.plan is not None:
+            with self.timed(Phase.UPDATE):
+                self._fields[field] = values
+
+    def weights(self, reduce: Reduction) -> dict[int, float]:
+        """Return the weight of each sample's tokens in the loss of its mini-batch."""
+        tokens_of = {ticket.id: ticket.loss_tokens for ticket in self.batch.tickets}
+        found: dict[int, float] = {}
+        for minibatch in self.plan.minibatches if self.plan is not None else []:
+            found |= zip(minibatch.ids, reduce([tokens_of[i] for i in minibatch.ids]), strict=True)
+        return found
+
+    def minibatches(self) -> Iterator[int]:
+        """Yield the number of each mini-batch, for one optimizer step each."""
+        with self.timed(Phase.UPDATE):
+            yield from range(len(self.plan.minibatches) if self.plan is not None else 0)
+
+    def learn(self, model: str, minibatch: int) -> None:
+        """Make one optimizer step of a model on a mini-batch."""
+        ids = self.plan.minibatches[minibatch].ids
+        advantages, weights = ([self._fields[name][i] for i in ids] for name in ("advantages", "weights"))
+        self.log.learning(*self.ranks.learn(minibatch, ids, advantages, weights, self.learning_rate))
+
+    def end(self) -> None:
+        """Log what the step came to, and have the ranks drop its samples."""
+        for metrics in self._metrics:
+            self.log.add_all(metrics)
+        self.log.add_all(self.batch.metrics(self.config.reward))
+        log_samples(self.ranks, self.log, self.batch.tickets, self.number + 1, self.config.run.samples_logged)
+        costs, holds = self.ranks.costs()
+        self.log.add_all(costs)
+        self.log.ranks(self.number + 1, holds)
+        self.ranks.forget()
+
+
+def log_samples(ranks: Ranks, log: RunLog, tickets: Sequence[Ticket], step: int, count: int) -> None:
+    """Write `count` of a step's graded samples, spread over its prompts, to samples/; -1: every rank writes its own.
+
+    A few come to rank 0, which writes one file; all of them would be heavy.
+    """
+    if count == -1:
+        ranks.write_conversations(str(log.run_dir / SAMPLES), step)
+    elif count:
+        stride = max(1, len(tickets) // count)
+        log.samples(step, ranks.conversations([ticket.id for ticket in tickets[::stride][:count]], step))
+
+
+def due(step: int, every: int) -> bool:
+    """Return whether something that happens every so many steps happens at this one."""
+    return every > 0 and step % every == 0

@@ -1,0 +1,157 @@
+"""The life of a process: how an entry point starts, what ends it, and how it leaves."""
+
+import atexit
+import gc
+import logging
+import os
+import signal
+import sys
+import threading
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from functools import wraps
+from typing import NoReturn, TypeVar
+
+from spmd_rl.config.redact import hide_in
+from spmd_rl.distributed.environment import local_rank_from_environment, rank_from_environment
+
+USER_ERROR = 2
+Settings = TypeVar("Settings")
+Started = Callable[[], None]
+"""To be called once, when all is there that lives as long as the program."""
+
+
+def launch(
+    configure: Callable[[list[str]], Settings],
+    live: Callable[[Settings, Started], None],
+    arguments: list[str] | None = None,
+    before_exit: Callable[[signal.Signals], bool] = lambda received: True,
+) -> None:
+    """Run an entry point: settings, or what is wrong with them; then a rank's life, which signals end.
+
+    `before_exit` is called with a signal, on a thread of its own, and keeps the program alive with False. The exit
+    status is USER_ERROR where the user can fix what is wrong.
+    """
+    silence_libraries()
+    start = ExitStack()
+    start.enter_context(collecting_no_garbage())
+    with user_errors_exit():
+        settings = configure(sys.argv[1:] if arguments is None else arguments)
+    _exit_on_signals(before_exit)
+    # Only now: what is wrong with the settings is said without waiting for torch.
+    from torch.distributed.elastic.multiprocessing.errors import record
+
+    from spmd_rl.distributed.addresses import naming_peers
+    from spmd_rl.health.error_file import ErrorFileHandler
+    from spmd_rl.health.watchdog import reporting_timeouts
+
+    def life(settings: Settings) -> None:
+        live(settings, start.close)
+
+    try:
+        record(hiding_secrets(naming_peers(reporting_timeouts(life))), ErrorFileHandler())(settings)
+    except SystemExit:
+        raise
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        _leave(1)
+    _leave(0)
+
+
+@contextmanager
+def collecting_no_garbage() -> Iterator[None]:
+    """Look for no garbage inside, and never again among what was made there.
+
+    Importing and building make millions of objects that live as long as the run: looking for garbage among them takes
+    seconds while they are made, and 0.1 s or more each time later.
+    """
+    gc.disable()
+    yield
+    gc.collect()
+    gc.freeze()
+    # Python waits with full collections until a quarter more objects are there than at the last one: now than none.
+    gc.collect()
+    gc.enable()
+
+
+@contextmanager
+def user_errors_exit() -> Iterator[None]:
+    """Take a ValueError inside for what a user can change; it ends the program."""
+    try:
+        yield
+    except ValueError as error:
+        exit_with_usage_error(error)
+
+
+def exit_with_usage_error(error: ValueError) -> NoReturn:
+    """Say what the user can change, once a node, and leave."""
+    hide_in(error)
+    if local_rank_from_environment() == 0:
+        print(f"\nspmd_rl cannot start:\n{error}\n", file=sys.stderr, flush=True)
+        if os.environ.get("SPMD_RL_TRACEBACK"):
+            traceback.print_exc()
+    if "TORCHELASTIC_ERROR_FILE" in os.environ:
+        # torchrun ends with a report on the first rank that failed; it quotes this: the last words are the reason.
+        from spmd_rl.health.error_file import ErrorFileHandler
+
+        ErrorFileHandler().record_exception(error.with_traceback(None))
+    sys.exit(USER_ERROR)
+
+
+def _exit_on_signals(before_exit: Callable[[signal.Signals], bool]) -> None:
+    """Leave at once on Ctrl-C and SIGTERM, also while the main thread waits inside a collective.
+
+    A thread waits for the signals: Python runs ordinary handlers only between bytecodes of the main thread.
+    """
+    signals = {signal.SIGINT, signal.SIGTERM}
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+
+    def wait() -> None:
+        while not before_exit(received := signal.sigwait(signals)):
+            pass
+        if rank_from_environment() == 0:
+            # Show the cursor again, which a live progress display hides.
+            sys.stderr.write(
+                ("\x1b[?25h" if sys.stderr.isatty() else "") + f"\nended by {signal.Signals(received).name}\n"
+            )
+            sys.stderr.flush()
+        os._exit(128 + received)
+
+    threading.Thread(target=wait, daemon=True, name="signals").start()
+
+
+def hiding_secrets(act: Callable[[Settings], None]) -> Callable[[Settings], None]:
+    """Let an error that ends the program, and torchrun's report on it, say no secrets."""
+
+    @wraps(act)
+    def acting(settings: Settings) -> None:
+        try:
+            act(settings)
+        except Exception as error:
+            hide_in(error)
+            raise
+
+    return acting
+
+
+def silence_libraries() -> None:
+    """Leave out what the libraries say to their own developers; SPMD_RL_VERBOSE=1 shows it."""
+    if os.environ.get("SPMD_RL_VERBOSE"):
+        return
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # read when torch is imported, which is later
+    warnings.filterwarnings("ignore", module=r"(torch|megatron|vllm|transformers)\b")
+    for name in ("torch._library.triton", "torch.distributed.distributed_c10d", "transformers", "megatron"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
+def _leave(status: int) -> NoReturn:
+    """End this process as Python does, but for taking itself apart, which takes seconds with torch and vLLM."""
+    if status == 0:
+        threading._shutdown()  # waits for threads that are not daemons
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # whoever reads it may be gone
+            stream.flush()
+    os._exit(status)

@@ -1,0 +1,137 @@
+"""What every rank reads before the ranks meet: configuration, weights' headers, prompts, graders, reward models.
+
+All that a user can have got wrong in them is found here, as ValueError; nothing here needs another rank.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from spmd_rl.config.check import check
+from spmd_rl.config.check_reward_models import read_reward_shape, reward_model_knob
+from spmd_rl.config.config import Config
+from spmd_rl.config.fault_spec import check_parameters
+from spmd_rl.config.loading import load_config, load_dataset_config
+from spmd_rl.data.reward_model_reading import Reader, make_reader
+from spmd_rl.data.sources.order import PromptOrder
+from spmd_rl.data.sources.prompts import Prompt, load_dataset, load_prompts
+from spmd_rl.data.tokens import load_tokenizer
+from spmd_rl.distributed.environment import size_from_environment
+from spmd_rl.distributed.status import doing
+from spmd_rl.errors import refuse
+from spmd_rl.evaluation.benchmark import Benchmark
+from spmd_rl.models.model_shape import ModelShape, read_model_shape
+from spmd_rl.rewards.grade import RewardSample
+from spmd_rl.rewards.grading.null_pool import NullPool
+from spmd_rl.rewards.grading.pool import GraderPool
+from spmd_rl.runlog.sinks import require_wandb_key
+
+_REFERENCE = "model.reference_path"
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Hold what a rank has read; every rank reads all prompts, only their row numbers travel."""
+
+    tokenizer: Any
+    prompts: Mapping[str, Sequence[Prompt]] = field(default_factory=dict)
+    """By split."""
+    notes: Sequence[str] = ()
+    order: PromptOrder | None = None
+    """Of the prompts to train on."""
+    benchmarks: Sequence[Benchmark] = ()
+    readers: Mapping[str, Reader] = field(default_factory=dict)
+    """How each reward model reads samples."""
+
+
+def configure(arguments: list[str]) -> tuple[Config, ModelShape]:
+    """Return a run's settings and its model's shape; torch stays out.
+
+    Raises ValueError that lists all that can be wrong before any rank has met another.
+    """
+    config = load_config(arguments)
+    shape = read_model_shape(config.model.path)
+    refuse(check(config, size_from_environment(), shape))
+    if config.run.wandb == "online":
+        require_wandb_key()
+    return config, shape
+
+
+def check_weights(config: Config, shape: ModelShape) -> None:
+    """Read the headers of all weight files: a missing, truncated or foreign one is found before anything is made."""
+    from spmd_rl.weights.files.hf_reader import check_headers, read_headers
+
+    check_parameters(config, read_headers(config.model.path) if config.inject else ())
+    check_headers(config.model.path, read_headers(config.model.path), shape)
+    if reference := config.model.reference_path:
+        check_headers(reference, read_headers(reference, _REFERENCE), shape, _REFERENCE)
+    for name, model in config.reward.models.items():
+        knob = reward_model_knob(name)
+        check_headers(model.path, read_headers(model.path, knob), read_reward_shape(name, model), knob)
+
+
+def read_inputs(config: Config) -> Inputs:
+    """Return what a run trains on and is measured with; a tokenizer or template that can't be used is found out now."""
+    with doing("reads the prompts"):
+        tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
+        loaded = {split: load_prompts(config, tokenizer, split) for split in ("train", "eval")}
+        names: dict[str, str] = {}
+        if loaded["eval"].prompts:
+            names["eval"] = load_dataset_config(config.data.eval_source or config.data.source).name or "eval"
+        for text in config.evaluation.benchmarks:
+            dataset = load_dataset_config(text)
+            split = names_split(dataset.name or text, names)
+            limit = config.evaluation.limit
+            loaded[split] = load_dataset(dataset, config.data, tokenizer, config.run.seed, "eval", limit)
+        prompts = {split: list(part.prompts) for split, part in loaded.items()}
+        sizes, weights = zip(*loaded["train"].shares, strict=True)
+        return Inputs(
+            tokenizer,
+            prompts,
+            [note for part in loaded.values() for note in part.notes],
+            PromptOrder(sizes, config.run.seed, config.data.shuffle, weights),
+            [Benchmark(name, split, len(prompts[split])) for split, name in names.items()],
+            _read_reward_models(config, tokenizer, prompts["train"]),
+        )
+
+
+def _read_reward_models(config: Config, tokenizer: Any, prompts: Sequence[Prompt]) -> dict[str, Reader]:
+    readers = {}
+    for name, model in config.reward.models.items():
+        own = load_tokenizer(model.path, config.model.trust_remote_code, reward_model_knob(name))
+        vocabulary = read_reward_shape(name, model).vocabulary
+        readers[name] = make_reader(f"reward.models.{name}", model.reads, own, tokenizer, vocabulary, prompts)
+    return readers
+
+
+def names_split(name: str, names: dict[str, str]) -> str:
+    """Give a benchmark a split of its own, and a name that no other of `names` has: a number is added where one has."""
+    taken = set(names.values())
+    free = next(n for n in (name, *(f"{name}_{i}" for i in range(2, len(names) + 3))) if n not in taken)
+    split = f"benchmark {len(names)}"
+    names[split] = free.replace("/", "_")
+    return split
+
+
+def start_graders(config: Config, prompt: Prompt) -> GraderPool | NullPool:
+    """Start the grader processes and try the rules on a prompt's own answer; one that fails ends the run."""
+    reward = config.reward
+    if not reward.rules:  # reward models alone decide
+        return NullPool()
+    with doing("starts the graders"):
+        pool = GraderPool(reward.rules, reward.workers, reward.timeout_seconds, reward.memory_mib, reward.batch)
+        sample = RewardSample(
+            prompt=prompt.text,
+            response=prompt.answer,
+            answer=prompt.answer,
+            row=prompt.row,
+            prompt_ids=list(prompt.token_ids),
+            response_tokens=1,
+            response_limit=config.rollout.max_response_length,
+        )
+        try:
+            pool.try_rules(sample)
+        except ValueError:
+            pool.close()
+            raise
+    return pool
