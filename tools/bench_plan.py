@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import TypeVar
 
 from spmd_rl.distributed.layout import RolloutLayout, TrainLayout
-from spmd_rl.models.model_shape import Experts, LatentAttention
+from spmd_rl.models.blocks import Experts, LatentAttention
 from spmd_rl.plan.refresh_stats import refresh_stats
 from spmd_rl.weights.families import megatron_shard, vllm_shard
 from spmd_rl.weights.transfer.transfer_schedule import Schedule

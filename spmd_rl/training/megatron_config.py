@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 
 from spmd_rl.distributed.layout import TrainLayout
-from spmd_rl.models.model_shape import Experts, LatentAttention, ModelShape
+from spmd_rl.models.blocks import Experts, LatentAttention
+from spmd_rl.models.model_shape import ModelShape
 from spmd_rl.training.rotary import angle_factor
 
 

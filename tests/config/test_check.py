@@ -12,7 +12,8 @@ from spmd_rl.config.fields import Bounds, knobs, marks
 from spmd_rl.config.loading import load_config
 from spmd_rl.config.serving import ChatConfig, EvaluateConfig
 from spmd_rl.errors import ConfigError, Problem
-from spmd_rl.models.model_shape import Experts, LatentAttention, ModelShape
+from spmd_rl.models.blocks import Experts, LatentAttention
+from spmd_rl.models.model_shape import ModelShape
 
 SMOLLM2 = ModelShape(
     architecture="LlamaForCausalLM",

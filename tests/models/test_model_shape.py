@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from spmd_rl.errors import ConfigError
-from spmd_rl.models.model_shape import LatentAttention, read_model_shape
+from spmd_rl.models.blocks import LatentAttention
+from spmd_rl.models.model_shape import read_model_shape
 
 QWEN3 = {
     "architectures": ["Qwen3ForCausalLM"],

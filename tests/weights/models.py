@@ -8,8 +8,9 @@ import torch
 from hypothesis import strategies as st
 
 from spmd_rl.distributed.layout import RolloutLayout, TrainLayout
-from spmd_rl.models.model_shape import Experts, LatentAttention
-from spmd_rl.weights.families import FAMILIES, hf_tensors
+from spmd_rl.models import FAMILIES
+from spmd_rl.models.blocks import Experts, LatentAttention
+from spmd_rl.weights.families import hf_tensors
 from spmd_rl.weights.transfer.boxes import Shard, view
 
 

@@ -3,7 +3,8 @@ import torch
 from hypothesis import given, settings
 
 from spmd_rl.distributed.layout import RolloutLayout, TrainLayout
-from spmd_rl.weights.families import FAMILIES, hf_tensors, megatron_shard, vllm_shard
+from spmd_rl.models import FAMILIES
+from spmd_rl.weights.families import hf_tensors, megatron_shard, vllm_shard
 from tests.weights.models import filled, megatron_by_hand, model_shape, models_and_layouts, numbered, vllm_by_hand
 
 

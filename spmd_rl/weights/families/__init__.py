@@ -1,24 +1,14 @@
-"""One table for each model family, and the shards that follow from it."""
+"""Make a rank's shard from the rows of its model's family."""
 
 from collections.abc import Iterator
 from functools import lru_cache
 from types import SimpleNamespace
 
 from spmd_rl.distributed.layout import RolloutLayout, TrainLayout
-from spmd_rl.weights.families.deepseek import DEEPSEEK_V3
-from spmd_rl.weights.families.dense import DENSE
-from spmd_rl.weights.families.qwen_moe import QWEN2_MOE, QWEN3_MOE
-from spmd_rl.weights.families.table import MEGATRON_CUTS, VLLM_CUTS, Row, Sizes, boxes, dimensions
+from spmd_rl.models import FAMILIES
+from spmd_rl.models.rows import Row, Sizes, dimensions
+from spmd_rl.weights.families.table import MEGATRON_CUTS, VLLM_CUTS, boxes
 from spmd_rl.weights.transfer.boxes import Index, Piece, Shard, whole
-
-FAMILIES: dict[str, tuple[Row, ...]] = {
-    "llama": DENSE,
-    "qwen2": DENSE,
-    "qwen3": DENSE,
-    "qwen2_moe": QWEN2_MOE,
-    "qwen3_moe": QWEN3_MOE,
-    "deepseek_v3": DEEPSEEK_V3,
-}
 
 # The fields of a shape that a shard depends on: what the caches below are keyed by (a shape may hold a dict).
 _FIELDS = tuple(Sizes.__annotations__)
@@ -147,7 +137,7 @@ def _walk(
     """The rows of some layers in the model's order, with those before all layers and those after, where asked for."""
     if shape.family not in FAMILIES:
         raise ValueError(f"model family {shape.family!r}: no table for it; there are tables for {', '.join(FAMILIES)}")
-    rows = FAMILIES[shape.family]
+    rows = FAMILIES[shape.family].rows
     if first:
         yield from ((row, 0) for row in rows if row.stage == "first" and row.when(shape, 0))
     for layer in layers if layers is not None else range(shape.layers):

@@ -10,8 +10,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 
 from spmd_rl.distributed.layout import TrainLayout
+from spmd_rl.models.rows import Sizes
 from spmd_rl.weights.families import megatron_shard
-from spmd_rl.weights.families.table import Sizes
 from spmd_rl.weights.transfer.boxes import Box, Index, Piece, Shard, contains, intersect, split
 
 # What `sharded_state_dict(metadata=...)` has to be told for these keys; kept in the checkpoint for who loads it.

@@ -15,7 +15,8 @@ import torch
 
 from spmd_rl.distributed.gather import gather
 from spmd_rl.distributed.layout import TrainLayout
-from spmd_rl.models.model_shape import VALUE_FAMILIES, ModelShape, read_model_shape
+from spmd_rl.models import FAMILIES
+from spmd_rl.models.model_shape import ModelShape, read_model_shape
 from spmd_rl.weights.families import hf_shard
 from spmd_rl.weights.files.checkpoint_job import Job, Unit, fingerprint, rank_and_size
 from spmd_rl.weights.files.checkpoint_layout import checkpoint_shard, extra_states, pieces_in, rank_chunks
@@ -200,10 +201,10 @@ def open_hf(hf: Path, labels: int = 0) -> tuple[ModelShape, HfSource]:
         return shape, HfSource(hf, shape)
     if shape.head == "value":
         raise ValueError(f"model.path = {hf}: a {shape.architecture} has a score head already; leave its head as it is")
-    names = [name for name, family in VALUE_FAMILIES.items() if family == shape.family]
-    if not names:
+    architecture = FAMILIES[shape.family].sequence_classification
+    if architecture is None:
         raise ValueError(f"model.path = {hf}: {shape.family} models are not supported with a score head")
-    valued = dataclasses.replace(shape, architecture=names[0], head="value", labels=labels, tied=False)
+    valued = dataclasses.replace(shape, architecture=architecture, head="value", labels=labels, tied=False)
     return valued, HfSource(hf, shape, zeros=(_SCORE,))
 
 

@@ -11,8 +11,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from spmd_rl.errors import ConfigError, Problem
+from spmd_rl.models import FAMILIES
+from spmd_rl.models.rows import Sizes
 from spmd_rl.weights.families import hf_tensors
-from spmd_rl.weights.families.table import Sizes
 from spmd_rl.weights.files.weight_source import fill_shard, some
 from spmd_rl.weights.transfer.boxes import Box, Index, Shard
 
@@ -135,8 +136,7 @@ def check_headers(path: str | Path, headers: Mapping[str, Header], shape: Sizes,
 
 
 def _harmless(name: str, shape: Sizes) -> bool:
-    if shape.family == "deepseek_v3":
-        # Published with a layer more than the model has, for guessing tokens ahead; transformers drops it too.
+    if FAMILIES[shape.family].extra_layers:
         layer = _LAYER.match(name)
         if layer and int(layer[1]) >= shape.layers:
             return True

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from spmd_rl.distributed.layout import TrainLayout
-from spmd_rl.models.model_shape import Experts, LatentAttention
+from spmd_rl.models.blocks import Experts, LatentAttention
 from spmd_rl.weights.families import megatron_shard
 from spmd_rl.weights.files.hf_reader import check_headers, load_shard, read_headers
 from tests.weights.models import filled, model_shape, random_weights, save_directory

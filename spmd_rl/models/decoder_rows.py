@@ -1,18 +1,18 @@
-"""Rows that the families have in common: embedding, norms, ordinary attention, gated feed-forward, heads."""
+"""Name the rows that families have in common: embedding, norms, ordinary attention, gated feed-forward, heads."""
 
-from spmd_rl.weights.families.table import Row, Sizes
+from spmd_rl.models.rows import Row, Sizes
 
 LAYER = "model.layers.{i}."
 TRAINED = "decoder.layers.{j}."
 
 
 def dense_block(shape: Sizes, layer: int) -> bool:
-    """The layer's feed-forward block is an ordinary one."""
+    """Return whether the layer's feed-forward block is an ordinary one."""
     return shape.experts is None or not shape.experts.sparse[layer]
 
 
 def sparse_block(shape: Sizes, layer: int) -> bool:
-    """The layer's feed-forward block is one of experts."""
+    """Return whether the layer's feed-forward block is one of experts."""
     return not dense_block(shape, layer)
 
 
@@ -129,7 +129,7 @@ EXPERTS = (
 
 
 def shared_experts(name: str) -> tuple[Row, ...]:
-    """The experts that every token passes, as one block; `name`: what Hugging Face and vLLM call it."""
+    """Return the rows of the experts that every token passes, as one block; `name`: in Hugging Face and vLLM."""
     block = LAYER + f"mlp.{name}."
     return (
         Row(
@@ -188,3 +188,6 @@ LAST = (
         when=lambda shape, layer: shape.head == "value",
     ),
 )
+
+DENSE = (*FIRST, *ATTENTION, *FEED_FORWARD, *LAST)
+"""Llama, Qwen2 and Qwen3: one attention and one gated feed-forward block a layer."""

@@ -1,6 +1,9 @@
 """DeepSeek-V3 and R1: latent attention, shared and routed experts with a bias in the choice, first layers dense."""
 
-from spmd_rl.weights.families.decoder import (
+from typing import Any
+
+from spmd_rl.models.blocks import Experts, LatentAttention
+from spmd_rl.models.decoder_rows import (
     EXPERTS,
     FEED_FORWARD,
     FIRST,
@@ -11,7 +14,56 @@ from spmd_rl.weights.families.decoder import (
     shared_experts,
     sparse_block,
 )
-from spmd_rl.weights.families.table import Row, Sizes
+from spmd_rl.models.decoder_shape import decoder_refusals, decoder_shape
+from spmd_rl.models.family import OTHER, Content, Family, Refusal
+from spmd_rl.models.rows import Row, Sizes
+
+
+def _shape(content: Content) -> dict[str, Any]:
+    mla = LatentAttention(
+        q_rank=int(content.get("q_lora_rank") or 0),
+        kv_rank=int(content["kv_lora_rank"]),
+        nope_dim=int(content["qk_nope_head_dim"]),
+        rope_dim=int(content["qk_rope_head_dim"]),
+        v_dim=int(content["v_head_dim"]),
+    )
+    found = decoder_shape(content)
+    sizes = {"kv_heads": found["heads"], "head_dim": mla.nope_dim + mla.rope_dim}
+    return found | sizes | {"mla": mla, "experts": _experts(content)}
+
+
+def _experts(content: Content) -> Experts:
+    dense, ffn = int(content.get("first_k_dense_replace", 3)), int(content["moe_intermediate_size"])
+    return Experts(
+        count=int(content["n_routed_experts"]),
+        per_token=int(content["num_experts_per_tok"]),
+        ffn=ffn,
+        shared_ffn=ffn * int(content.get("n_shared_experts") or 0),
+        shared_gate=False,
+        sparse=tuple(layer >= dense for layer in range(int(content["num_hidden_layers"]))),
+        scores="sigmoid",
+        normalized=bool(content.get("norm_topk_prob", True)),
+        bias=True,
+        groups=int(content.get("n_group") or 1),
+        groups_per_token=int(content.get("topk_group") or 1),
+        scale=float(content.get("routed_scaling_factor", 1.0)),
+    )
+
+
+def _refuses(content: Content) -> list[Refusal]:
+    refused, experts = decoder_refusals(content), _experts(content)
+    # Megatron scores a group of experts by its best per_token / groups_per_token, transformers and vLLM by two.
+    if experts.groups > 1 and experts.per_token // experts.groups_per_token != 2:
+        met = f"num_experts_per_tok = {experts.per_token} with topk_group = {experts.groups_per_token}"
+        refused.append((met, "supported is twice as many experts as groups for a token, as in DeepSeek-V3"))
+    if not experts.normalized:
+        refused.append(("norm_topk_prob is off, which is not supported with sigmoid scores", OTHER))
+    if content.get("rope_interleave") is False:
+        refused.append(("rope_interleave is off, which is not supported", OTHER))
+    for key, only in (("scoring_func", "sigmoid"), ("topk_method", "noaux_tc")):
+        if content.get(key, only) != only:
+            refused.append((f"{key} is {content[key]}", f"supported is {only}"))
+    return refused
 
 
 def _low_rank_q(shape: Sizes, layer: int) -> bool:
@@ -25,7 +77,7 @@ def _full_rank_q(shape: Sizes, layer: int) -> bool:
 _ATTENTION = LAYER + "self_attn."
 _TRAINED = TRAINED + "self_attention."
 
-LATENT_ATTENTION: tuple[Row, ...] = (
+_LATENT: tuple[Row, ...] = (
     NORM_BEFORE_ATTENTION,
     Row(
         {_ATTENTION + "q_proj.weight": "q hidden"},
@@ -99,9 +151,9 @@ LATENT_ATTENTION: tuple[Row, ...] = (
     ),
 )
 
-DEEPSEEK_V3: tuple[Row, ...] = (
+_ROWS: tuple[Row, ...] = (
     *FIRST,
-    *LATENT_ATTENTION,
+    *_LATENT,
     *FEED_FORWARD,
     *EXPERTS,
     Row(
@@ -114,3 +166,5 @@ DEEPSEEK_V3: tuple[Row, ...] = (
     *shared_experts("shared_experts"),
     *LAST,
 )
+
+DEEPSEEK_V3 = Family("deepseek_v3", "DeepseekV3ForCausalLM", _ROWS, _shape, _refuses, scores=False, extra_layers=True)

@@ -1,0 +1,38 @@
+"""Describe a model family in one record: its architectures, what its config.json means, and its weights."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from spmd_rl.models.rows import Row
+
+Content = Mapping[str, Any]
+"""Of a config.json."""
+Refusal = tuple[str, str]
+"""What a config.json asks for and we do not compute, and the way out; better said than computed wrongly."""
+
+OTHER = "take another model"
+
+
+@dataclass(frozen=True)
+class Family:
+    """Hold all that the rest of the code asks of a family; models/__init__.py lists them."""
+
+    name: str
+    """As ModelShape.family has it."""
+    causal_lm: str
+    """Its architecture with a language-model head, in config.json: LlamaForCausalLM."""
+    rows: tuple[Row, ...]
+    """One for each parameter: its Hugging Face, Megatron and vLLM name, and how it is cut."""
+    shape: Callable[[Content], dict[str, Any]]
+    """Return the fields of ModelShape that config.json decides. Raises KeyError, TypeError, ValueError."""
+    refuses: Callable[[Content], list[Refusal]]
+    scores: bool = True
+    """There are models of it with a score head in place of the language-model head: reward models and critics."""
+    extra_layers: bool = False
+    """Published with layers more than the model has, for guessing tokens ahead; transformers drops them too."""
+
+    @property
+    def sequence_classification(self) -> str | None:
+        """Its architecture with a score head; None: there is none."""
+        return self.causal_lm.replace("ForCausalLM", "ForSequenceClassification") if self.scores else None

@@ -1,0 +1,86 @@
+"""Hold one row of a family's table: a parameter's names in the three spellings, its dimensions and its cut."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from spmd_rl.models.blocks import Experts, LatentAttention
+
+Cut = Literal["whole", "rows", "columns", "vocabulary", "qkv", "gate_up"]
+
+
+class Sizes(Protocol):
+    """Name what the rows read of a ModelShape."""
+
+    family: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int
+    vocabulary: int
+    tied: bool
+    qkv_bias: bool
+    qk_norm: bool
+    experts: Experts | None
+    mla: LatentAttention | None
+    head: str
+    labels: int
+
+
+def always(shape: Sizes, layer: int) -> bool:
+    """Return True: every layer of every model of the family has the row."""
+    return True
+
+
+@dataclass(frozen=True)
+class Row:
+    """Hold one parameter: the Hugging Face tensors in it, and its name and cut in a shard.
+
+    `hf` maps a name to its dimensions, by name (see `dimensions`). In names, `{i}` is the layer, `{j}` the layer
+    counted from the first one of the model chunk that trains it, `{e}` the expert. `stage`: the pipeline stage that
+    holds it. `megatron` or `vllm` None: that side has no parameter of its own (or has the tensors in another row).
+    `when`: whether a layer of a model has the row. `copy`: a second copy of a tensor, which a stage holds only when
+    another stage holds the first. `experts`: there is one for each expert; a training rank has a parameter for each of
+    its experts, an engine has them in one, stacked along a leading dimension.
+    """
+
+    hf: dict[str, str]
+    megatron: str | None
+    vllm: str | None
+    cut: Cut
+    stage: Literal["first", "layer", "last"] = "layer"
+    when: Callable[[Sizes, int], bool] = always
+    copy: bool = False
+    experts: bool = False
+
+
+def dimensions(shape: Sizes) -> dict[str, int]:
+    """Return the lengths that rows call by name."""
+    lengths = {
+        "one": 1,
+        "hidden": shape.hidden,
+        "head": shape.head_dim,
+        "q": shape.heads * shape.head_dim,
+        "kv": shape.kv_heads * shape.head_dim,
+        "ffn": shape.ffn,
+        "vocabulary": shape.vocabulary,
+        "labels": shape.labels,
+    }
+    if shape.experts is not None:
+        lengths |= {
+            "experts": shape.experts.count,
+            "expert_ffn": shape.experts.ffn,
+            "shared_ffn": shape.experts.shared_ffn,
+        }
+    if shape.mla is not None:
+        mla = shape.mla
+        lengths |= {
+            "q_rank": mla.q_rank,
+            "kv_rank": mla.kv_rank,
+            "kv_down": mla.kv_rank + mla.rope_dim,
+            "kv_up": shape.heads * (mla.nope_dim + mla.v_dim),
+            "v": shape.heads * mla.v_dim,
+        }
+    return lengths
