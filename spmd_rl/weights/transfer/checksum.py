@@ -160,17 +160,11 @@ class _Band:
         columns = (
             torch.ones(1, dtype=torch.int32) if self._flat else _weights(1, start, start + self._width).to(torch.int32)
         )
-        cpu = (*(torch.cat(part)[order].contiguous() for part in (rows, weights, boxes)), columns)
-        self._arrays = {torch.device("cpu"): cpu}
+        table = torch.stack([torch.cat(part)[order] for part in (rows, weights, boxes)])  # [3, rows]
         pitch = 1 if self._flat else shape[-1]
-        self._described = (
-            math.prod(shape),
-            pitch,
-            self._low,
-            self._width,
-            *(part.data_ptr() for part in cpu),
-            len(held),
-        )
+        self._sizes = torch.tensor([math.prod(shape), pitch, self._low, self._width, len(order), len(held)])
+        self._arrays = {torch.device("cpu"): (table, columns)}
+        self._described = self._sizes.data_ptr(), table.data_ptr(), columns.data_ptr()
 
     def update(self, tensor: torch.Tensor, turn: int | None, values: torch.Tensor) -> None:
         """Write the boxes' checksums to their places in `values` [checksums of the shard] int64, on the same device."""
@@ -189,7 +183,7 @@ class _Band:
         """Do what row_sums of platforms/cpu_row_sums.py does, on any device, in few large kernels."""
         if tensor.device not in self._arrays:
             self._arrays[tensor.device] = tuple(part.to(tensor.device) for part in self._arrays[torch.device("cpu")])
-        rows, weights, boxes, columns = self._arrays[tensor.device]
+        (rows, weights, boxes), columns = self._arrays[tensor.device]
         matrix = tensor.view(_INTEGERS[tensor.element_size()]).reshape(-1, 1 if self._flat else tensor.shape[-1])
         every, first, last = read
         sums.zero_()
