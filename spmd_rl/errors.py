@@ -16,7 +16,7 @@ class Problem:
     met: str
     way: str
     where: str = ""
-    """What the setting stands in: a file, the command line, a setting that names a file."""
+    """Place of the setting: a file, the command line, a setting that names a file."""
 
     def __str__(self) -> str:
         setting = self.knob if self.value is None else f"{self.knob} = {self.value}"

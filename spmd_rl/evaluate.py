@@ -1,4 +1,4 @@
-"""How good a model is on a benchmark: `torchrun --nproc_per_node 2 -m spmd_rl.evaluate --model DIR --benchmark FILE`.
+"""Measure a model on a benchmark: `torchrun --nproc_per_node 2 -m spmd_rl.evaluate --model DIR --benchmark FILE`.
 
 Without torchrun it is one process.
 """
@@ -44,7 +44,7 @@ class Evaluation:
     spec: ServeSpec
     output: Path
     names: dict[str, str]
-    """Where the prompts of each benchmark are kept -> its name."""
+    """Name under which the ranks keep a benchmark's prompts -> the benchmark's name."""
     earlier: Path | None
     """The baseline, when it is an earlier evaluation."""
 

@@ -56,7 +56,7 @@ class Program(Protocol):
     platform: str
     """As run.platform."""
     directory: Path | None
-    """Where it writes."""
+    """The directory that it writes to."""
     trains: bool
 
     def read(self) -> Inputs:

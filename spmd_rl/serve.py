@@ -32,7 +32,7 @@ class ServeSpec:
     platform: str
     """As run.platform."""
     directory: Path | None = None
-    """Where it writes."""
+    """The directory that it writes to."""
 
 
 Read = Callable[[Any], tuple[Mapping[str, Sequence[Prompt]], Sequence[str]]]

@@ -12,7 +12,7 @@ EPSILON = 1e-6
 
 @dataclass(frozen=True)
 class Moments:
-    """How many scores there were, their mean, and the sum of the squares of their distances from it."""
+    """Number of scores, their mean, and the sum of the squares of their distances from it."""
 
     count: int = 0
     mean: float = 0.0

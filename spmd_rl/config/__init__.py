@@ -1,1 +1,1 @@
-"""What can be set, read strictly and checked at once; no torch."""
+"""Settings, read strictly and checked at once; no torch."""

@@ -79,7 +79,7 @@ class AlgorithmConfig:
     kl_coefficient: NonNegativeFloat = 0.0
     """Weight of the divergence from the reference in the loss. 0: no reference model is loaded."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
-    """How that divergence is estimated from samples (http://joschu.net/blog/kl-approx.html)."""
+    """Estimator of that divergence from samples (http://joschu.net/blog/kl-approx.html)."""
     entropy_coefficient: FiniteFloat = 0.0
     """Weight of an entropy bonus in the loss."""
     loss: str = "grpo"
@@ -109,13 +109,13 @@ class TrainConfig:
     warmup_steps: NonNegativeInt = 0
     """Rounds in which the learning rate rises from 0."""
     min_learning_rate: NonNegativeFloat = 0.0
-    """Where the schedule ends."""
+    """Learning rate at the end of the schedule."""
     weight_decay: NonNegativeFloat = 0.0
     """Decoupled from the gradient (AdamW)."""
     adam_beta1: Fraction = 0.9
-    """How much of the gradient's running mean a step keeps."""
+    """Part of the gradient's running mean that a step keeps."""
     adam_beta2: Fraction = 0.95
-    """How much of the squared gradient's running mean a step keeps."""
+    """Part of the squared gradient's running mean that a step keeps."""
     adam_epsilon: PositiveFloat = 1e-8
     """Added to the root of that."""
     clip_grad: NonNegativeFloat = 1.0
@@ -179,13 +179,13 @@ class CheckpointConfig:
     load: Literal["all", "weights"] = "all"
     """weights: take only the model's weights from the checkpoint; optimizer, schedule and data begin anew."""
     on_failure: Literal["continue", "stop"] = "continue"
-    """What to do when a save fails, as on a full disk: say so and go on with the older checkpoint, or stop."""
+    """When a save fails, as on a full disk: say so and go on with the older checkpoint, or stop."""
 
 
 @dataclass(frozen=True)
 class HangConfig:
     action: Literal["abort", "report", "off"] = "abort"
-    """What to do when the run has been still for too long: report who waits for whom and end all ranks, only report,
+    """When the run has made no progress for too long: report who waits for whom and end all ranks, only report,
     or don't watch."""
     deadline_seconds: dict[str, PositiveFloat] = field(default_factory=dict)
     """Phase (as in timing/<phase>) or verb -> for how long no rank may get on in it: --hang.deadline_seconds rollout
@@ -193,7 +193,7 @@ class HangConfig:
     minimum_seconds: PositiveFloat = 600.0
     """A learned deadline is never shorter."""
     factor: PositiveFloat = 10.0
-    """A learned deadline: so many times the longest stillness of the phase so far."""
+    """A learned deadline: so many times the longest time without progress of the phase so far."""
     first_seconds: PositiveFloat = 1800.0
     """Deadline of a phase that was never seen to end: kernels may be compiled in it."""
     silent_seconds: Annotated[float, Bounds(ge=3, note=_SIGN)] = 300.0
@@ -205,15 +205,15 @@ class RunConfig:
     name: str = "grpo"
     """Names the run's directory and its W&B run."""
     dir: str | None = None
-    """Where everything of the run is written. None: runs/<name>."""
+    """Directory for everything of the run. None: runs/<name>."""
     seed: MustStay[NonNegativeInt] = 1
     """The same seed gives the same problems, order and samples, whatever the number of ranks."""
     platform: PlatformName = "auto"
-    """What to run on. auto: the accelerator that is there, else the CPU."""
+    """Kind of machine. auto: the accelerator that is there, else the CPU."""
     control_timeout_seconds: PositiveFloat = 600.0
-    """How long rank 0 waits for the others to begin or end a verb before it names who is missing."""
+    """Limit of rank 0's wait for the others to begin or end a verb, after which it names who is missing."""
     collective_timeout_seconds: PositiveFloat = 1800.0
-    """How long one exchange of tensors may take."""
+    """Limit of one exchange of tensors."""
     samples_logged: Annotated[int, Bounds(ge=-1, note="-1: all")] = 8
     """Conversations written to samples/ each step. -1: all of them, by each rank into a file of its own."""
     tensorboard: bool = True

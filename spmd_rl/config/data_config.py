@@ -28,7 +28,7 @@ class DatasetConfig:
     """A .jsonl, .json, .csv, .parquet or .arrow file, a directory of them or of `datasets.save_to_disk`, a name on the
     Hugging Face hub (openai/gsm8k), "arithmetic", or "reasoning_gym:<task>"."""
     name: str | None = None
-    """What metrics call it. None: the name of the file that describes it, else of its source."""
+    """Its name in metrics. None: the name of the file that describes it, else of its source."""
     subset: str | None = None
     """Configuration of a dataset on the hub."""
     split: str | None = None
@@ -56,7 +56,7 @@ class DatasetConfig:
     template: str | None = None
     """Template, unless the run sets data.template."""
     problems: PositiveInt = 2000
-    """How many problems a reasoning_gym task makes for training."""
+    """Problems that a reasoning_gym task makes for training."""
     options: dict[str, Any] = field(default_factory=dict)
     """Settings of a reasoning_gym task, under its own names."""
 
@@ -67,7 +67,7 @@ class DataConfig:
     """Stands before its settings' names, where the program at hand has them in this section."""
 
     source: str = "arithmetic"
-    """What to train on: "arithmetic" or "reasoning_gym:<task>" (problems made on the spot), a .jsonl, .json, .csv,
+    """Prompts to train on: "arithmetic" or "reasoning_gym:<task>" (made on the spot), a .jsonl, .json, .csv,
     .parquet or .arrow file, a directory of them, a Hugging Face hub name, a file of configs/datasets/, or
     FILE.yaml:PATH for the columns of the one and the rows of the other."""
     mix: dict[str, PositiveFloat] = field(default_factory=dict)
@@ -84,18 +84,18 @@ class DataConfig:
     """System message put before every prompt. None: what the dataset's file says, else what the template does by
     itself. Not with template "plain"."""
     template: str | None = None
-    """How a prompt is spelled: "chat" (the tokenizer's own chat template), "plain" (its text as it is), a name in
+    """Template of prompts: "chat" (the tokenizer's own chat template), "plain" (its text as it is), a name in
     configs/templates/, or a .jinja file. None: what the dataset's file says, else "chat"."""
     enable_thinking: bool | None = None
     """Passed to a template that knows it (Qwen3). None: what the template does by itself."""
     max_prompt_length: PositiveInt = 1024
     """Tokens, template included."""
     overlong_prompts: Literal["drop", "refuse"] = "drop"
-    """What to do with longer prompts: leave them out and say how many, or stop and name them."""
+    """Leave longer prompts out and say how many, or stop and name them."""
     empty_answers: Literal["drop", "refuse"] = "refuse"
-    """What to do with rows whose answer is empty."""
+    """Treatment of rows whose answer is empty."""
     bad_rows: Literal["drop", "refuse"] = "refuse"
-    """What to do with rows that cannot be read (broken text, a missing column, a value of another type): leave them out
+    """Treatment of rows that cannot be read (broken text, a missing column, a value of another type): leave them out
     and say how many, or stop at the first and name file, row and column."""
     eval_source: str | None = None
     """The held-out problems, named as data.source is. None: none, except that problems made on the spot have their own,

@@ -44,7 +44,7 @@ class Fault:
     of: str = ""
 
     def fits(self, rank: int, place: Any) -> bool:
-        """Whether it may strike on this rank at this distributed.status.RankStatus."""
+        """Return True where it may strike on this rank at this distributed.status.RankStatus."""
         return (
             self.rank in (None, rank)
             and self.step in (None, place.step)

@@ -24,11 +24,11 @@ class FunctionTable(Generic[Function]):
 
     knob: str
     noun: str
-    """What one of them is called in messages."""
+    """Name of one of them in messages."""
     functions: Mapping[str, Function | str]
     """By name; text is "package.module:function", imported when it is asked for."""
     arguments: int
-    """How many the program gives; the parameters after them are options."""
+    """Number that the program gives; the parameters after them are options."""
 
     def find(self, name: str, **settings: Any) -> Function:
         """Return the function called `name`: one of the table, or "path/to/file.py:function", or

@@ -22,7 +22,7 @@ class ServeConfig:
     system: str | None = None
     """System message before every question or conversation. None: what the dataset's file or the template says."""
     template: str | None = None
-    """How messages are spelled: "chat" (the tokenizer's own chat template), a name in configs/templates/, or a .jinja
+    """Template of messages: "chat" (the tokenizer's own chat template), a name in configs/templates/, or a .jinja
     file. None: what the dataset's file says, else "chat"."""
     enable_thinking: bool | None = None
     """Passed to a template that knows it (Qwen3). None: what the template does by itself."""
@@ -31,7 +31,7 @@ class ServeConfig:
     seed: NonNegativeInt = 1
     """The same seed gives the same samples, whatever the number of ranks."""
     platform: PlatformName = "auto"
-    """What to run on. auto: the accelerator that is there, else the CPU."""
+    """Kind of machine. auto: the accelerator that is there, else the CPU."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model's tokenizer."""
 
@@ -41,7 +41,7 @@ class EvaluateConfig(SamplingConfig, ServeConfig):
     """One evaluation."""
 
     benchmark: tuple[str, ...] = ()
-    """What to ask: files of configs/datasets/, or sources with all defaults. Several are evaluated one by one."""
+    """Benchmarks: files of configs/datasets/, or sources with all defaults. Several are evaluated one by one."""
     limit: PositiveInt | None = None
     """At most so many questions of each benchmark, the first ones. None: all."""
     samples: Annotated[int, Bounds(ge=1, le=1024, note=_COUNTED)] = 1
@@ -54,7 +54,7 @@ class EvaluateConfig(SamplingConfig, ServeConfig):
     max_prompt_length: PositiveInt = 1024
     """Tokens, template included."""
     overlong_prompts: Literal["drop", "refuse"] = "refuse"
-    """What to do with longer prompts: leave them out and say how many, or stop and name them."""
+    """Leave longer prompts out and say how many, or stop and name them."""
     max_response_length: PositiveInt = 512
     """Tokens; a longer response is cut and counts as truncated."""
     grader: str = "math_answer"
@@ -65,12 +65,12 @@ class EvaluateConfig(SamplingConfig, ServeConfig):
     grader_timeout_seconds: PositiveFloat = 10.0
     """A rule that takes longer for one sample is stopped; the sample is not correct, its cause is "timeout"."""
     output: str | None = None
-    """Where everything is written. None: evaluations/<model>-<benchmark>, with a number where that exists."""
+    """Directory for everything. None: evaluations/<model>-<benchmark>, with a number where that exists."""
     baseline: str | None = None
-    """What to compare with, question by question: the output directory of an earlier evaluation, or a second model of
+    """Baseline, compared question by question: the output directory of an earlier evaluation, or a second model of
     the same architecture and size, which is evaluated too."""
     control_timeout_seconds: PositiveFloat = 600.0
-    """How long rank 0 waits for the others to begin or end a verb before it names who is missing."""
+    """Limit of rank 0's wait for the others to begin or end a verb, after which it names who is missing."""
     rollout: EnginesConfig = field(default_factory=EnginesConfig)
     hang: HangConfig = field(default_factory=HangConfig)
 

@@ -1,4 +1,4 @@
-"""What a data source can be called."""
+"""Names of data sources."""
 
 import re
 from pathlib import Path
@@ -11,10 +11,10 @@ _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
 def is_made(source: str) -> bool:
-    """Whether problems are made on the spot, and so have held-out ones of their own."""
+    """Return True where problems are made on the spot, and so have held-out ones of their own."""
     return source == ARITHMETIC or source.startswith(REASONING_GYM)
 
 
 def is_hub_name(source: str) -> bool:
-    """Whether what is not on this machine can be a dataset on the Hugging Face hub: owner/name."""
+    """Return True for what can be a dataset on the Hugging Face hub where it is not on this machine: owner/name."""
     return not Path(source).exists() and Path(source).suffix not in FORMATS and bool(_HUB_NAME.fullmatch(source))

@@ -53,7 +53,7 @@ class CheckpointManager:
         return self._resumed.step if self._resumed is not None else 0
 
     def restored_state(self) -> dict[str, Any]:
-        """What the loop had given to `after` at the step that the run goes on from."""
+        """The state that the loop had given to `after` at the step that the run goes on from."""
         return self._resumed.state()["loop"] if self._resumed is not None else {}
 
     def maybe_save(self, step: int, loop: Mapping[str, Any]) -> None:

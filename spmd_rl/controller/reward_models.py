@@ -78,7 +78,7 @@ class RewardModels:
         return clipped(values, model.clip)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps: of each model with a running normalisation, what was seen so far."""
+        """Return what a checkpoint keeps: of each model with a running normalisation, what was seen so far."""
         return {name: asdict(moments) for name, moments in self.seen.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

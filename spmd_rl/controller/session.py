@@ -25,7 +25,7 @@ from spmd_rl.runlog.run_log import RunLog, Timed
 
 NOTHING_EXCHANGED = {"bytes/exchange/network": 0.0, "update/padding_fraction": 0.0, "update/imbalance_fraction": 0.0}
 SCORING = {"policy": Phase.POLICY_LOGPROBS, "reference": Phase.REFERENCE_LOGPROBS}
-"""What the time that a model scores is called in the metrics."""
+"""Names in the metrics of the time that a model scores."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from spmd_rl.models.rows import Row
 Content = Mapping[str, Any]
 """Of a config.json."""
 Refusal = tuple[str, str]
-"""What a config.json asks for and we do not compute, and the way out; better said than computed wrongly."""
+"""Requests of a config.json that we do not compute, and the way out; better said than computed wrongly."""
 
 OTHER = "take another model"
 

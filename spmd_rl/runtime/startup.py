@@ -1,4 +1,4 @@
-"""What every rank reads before the ranks meet: configuration, weights' headers, prompts, graders, reward models.
+"""Read what every rank needs before the ranks meet: configuration, weights' headers, prompts, graders, reward models.
 
 All that a user can have got wrong in them is found here, as ValueError; nothing here needs another rank.
 """
@@ -41,7 +41,7 @@ class Inputs:
     """Of the prompts to train on."""
     benchmarks: Sequence[Benchmark] = ()
     readers: Mapping[str, Reader] = field(default_factory=dict)
-    """How each reward model reads samples."""
+    """Each reward model's reading of samples."""
 
 
 def configure(arguments: list[str]) -> tuple[Config, ModelShape]:

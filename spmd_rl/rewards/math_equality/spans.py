@@ -1,4 +1,4 @@
-"""How far a formula reaches that stands in prose without delimiters."""
+"""Find how far a formula reaches that stands in prose without delimiters."""
 
 import re
 import unicodedata
