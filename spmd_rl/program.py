@@ -118,7 +118,7 @@ def _prepare(program: Program) -> tuple[Platform, list[str]]:
 
     applied = apply_all((megatron_core.PATCHES if program.trains else ()) + vllm.PATCHES, platform.patches)
     config = program.config
-    model_options(config.model.path, program.shape, config.rollout.block_tokens, platform)
+    model_options(config.model.path, program.shape, config.rollout.block_tokens, platform, config.model.knob)
     return platform, applied
 
 

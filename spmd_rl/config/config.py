@@ -26,6 +26,9 @@ PlatformName = Literal["auto", *platform_names()]
 
 @dataclass(frozen=True)
 class ModelConfig:
+    knob = "model.path"
+    """The setting that names the directory, as the program at hand calls it."""
+
     path: str
     """Hugging Face directory of the policy: config.json, *.safetensors, tokenizer."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"

@@ -12,6 +12,8 @@ from functools import partial
 from types import ModuleType
 from typing import Any, Generic, TypeVar, cast
 
+from spmd_rl.errors import ConfigError, Problem
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 Option = int | float | bool | str
 
@@ -54,7 +56,8 @@ class FunctionTable(Generic[Function]):
     def unusable(self, name: str, tried: str, reason: str) -> ValueError:
         """Return the error that says why nothing can be done with `name`."""
         article = "an" if self.noun[0] in "aeiou" else "a"
-        return ValueError(f"{self.knob}: {name!r} is not {article} {self.noun} that can be used; {tried}: {reason}")
+        met = f"{name!r} is not {article} {self.noun} that can be used"
+        return ConfigError(Problem(self.knob, None, met, f"{tried}: {reason}"))
 
     def _function(self, name: str, spelled: str) -> Function:
         if name in self.functions:

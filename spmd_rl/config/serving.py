@@ -91,6 +91,12 @@ class ChatConfig(SamplingConfig, EngineConfig, ServeConfig):
     """Tokens of the whole conversation; at most the model's positions."""
 
 
+class _TopLevelModel(ModelConfig):
+    """Call the setting that names the model as evaluate and chat do."""
+
+    knob = "model"
+
+
 class _TopLevelData(DataConfig):
     """Call the settings of prompts as evaluate does."""
 
@@ -100,7 +106,7 @@ class _TopLevelData(DataConfig):
 def of_evaluation(given: EvaluateConfig, directory: str, dtype: Dtype) -> Config:
     """Return the part of a run's configuration that an evaluation has; `directory`: with the model's config.json."""
     return Config(
-        ModelConfig(directory, dtype, trust_remote_code=given.trust_remote_code),
+        _TopLevelModel(directory, dtype, trust_remote_code=given.trust_remote_code),
         _TopLevelData(
             system=given.system,
             template=given.template,
@@ -123,7 +129,7 @@ def of_evaluation(given: EvaluateConfig, directory: str, dtype: Dtype) -> Config
 def of_chat(given: ChatConfig, directory: str, dtype: Dtype, world_size: int) -> Config:
     """Return the part of a run's configuration that a conversation has: one engine on all ranks."""
     return Config(
-        ModelConfig(directory, dtype, trust_remote_code=given.trust_remote_code),
+        _TopLevelModel(directory, dtype, trust_remote_code=given.trust_remote_code),
         # The engine holds a prompt and its response together; how they share it is decided turn by turn.
         DataConfig(max_prompt_length=given.context - 1),
         rollout=RolloutConfig(

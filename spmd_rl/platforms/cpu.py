@@ -7,6 +7,7 @@ import resource
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from spmd_rl.errors import ConfigError, Problem
 from spmd_rl.platforms.attention_layout import Attend, AttentionLayout
 from spmd_rl.platforms.platform import Platform
 
@@ -76,17 +77,15 @@ def _peer_memory(rank: int, gather: Callable[[Any], list[Any]], barrier: Callabl
     return PeerMemory(rank, gather, barrier)
 
 
-def _engine_model_options(model_path: str, shape: ModelShape, block_tokens: int) -> dict[str, object]:
+def _engine_model_options(model_path: str, shape: ModelShape, block_tokens: int, knob: str) -> dict[str, object]:
     """Return the blocks that were asked for, or what vLLM's latent attention needs on a CPU."""
     if shape.mla is None:
         return {"block_size": block_tokens}
     found = {"kv_lora_rank": shape.mla.kv_rank, "qk_rope_head_dim": shape.mla.rope_dim}
     if found != _LATENT:
         has, wants = (" and ".join(f"{k} = {v}" for k, v in sizes.items()) for sizes in (found, _LATENT))
-        raise ValueError(
-            f"model.path = {model_path}: its config.json has {has}; vLLM on a CPU computes latent attention with "
-            f"{wants} only. Use such a model, or another platform"
-        )
+        met = f"its config.json has {has}, and vLLM on a CPU computes latent attention with {wants} only"
+        raise ConfigError(Problem(knob, model_path, met, "use such a model, or another platform"))
     return {
         "block_size": _LATENT_BLOCK_TOKENS,
         # The kernels for AMX keep a packed copy of kv_b_proj instead of the weight that a refresh writes.

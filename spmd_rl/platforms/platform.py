@@ -74,8 +74,9 @@ class Platform:
     """The same run twice gives the same bits."""
     engine_options: Mapping[str, object] = field(default_factory=dict)
     """Options of `vllm.LLM` that only this machine needs."""
-    engine_model_options: Callable[[str, ModelShape, int], dict[str, object]] = lambda path, shape, block_tokens: {}
-    """(model.path, shape, rollout.block_tokens) -> more of them. Raises ValueError where vLLM has no kernels for it."""
+    engine_model_options: Callable[[str, ModelShape, int, str], dict[str, object]] = lambda *model: {}
+    """(a model's directory, its shape, rollout.block_tokens, the setting that names the directory) -> more of them.
+    Raises ConfigError where vLLM has no kernels for it."""
     engine_sleeps: bool = True
     """vLLM's sleep mode releases weights and cache; elsewhere rollout/engine.py releases the storages itself."""
     after_engine_start: Callable[[], None] = lambda: None

@@ -1,8 +1,14 @@
 """YAML and command line to a Config."""
 
+import ast
+import inspect
+import itertools
 import subprocess
 import sys
+import textwrap
+from dataclasses import is_dataclass
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 
@@ -10,6 +16,7 @@ from spmd_rl.config.config import Config, ModelConfig
 from spmd_rl.config.fields import knobs
 from spmd_rl.config.loading import dump, load_config
 from spmd_rl.config.reward_config import RewardModelConfig
+from spmd_rl.config.serving import ChatConfig, EvaluateConfig
 from spmd_rl.errors import ConfigError
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
@@ -208,11 +215,23 @@ def test_help_shows_the_values_of_the_file_as_defaults(tmp_path, capsys):
 
 
 def test_every_setting_is_explained():
-    source = Path(sys.modules[Config.__module__].__file__).read_text().splitlines()
-    fields = [i for i, line in enumerate(source) if line.startswith("    ") and ": " in line and " = " in line]
-    fields = [i for i in fields if source[i][4].isalpha() and "default_factory=" not in source[i]]
-    assert len(fields) > 50
-    assert [source[i].strip() for i in fields if not source[i + 1].strip().startswith('"""')] == []
+    sections = [kind for kind in (*sections_of(Config), *sections_of(EvaluateConfig), *sections_of(ChatConfig))]
+    explained, fields = set(), set()
+    for kind in dict.fromkeys(base for section in sections for base in section.__mro__ if is_dataclass(base)):
+        body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0].body
+        for node, after in itertools.pairwise([*body, None]):
+            if isinstance(node, ast.AnnAssign) and "default_factory=" not in ast.unparse(node):
+                fields.add((kind.__name__, node.target.id))
+                if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+                    explained.add((kind.__name__, node.target.id))
+    assert len(fields) > 120
+    assert fields - explained - {("Config", "model")} == set()
+
+
+def sections_of(kind):
+    """Return a class of settings and those of its sections."""
+    inner = [found for name, found in get_type_hints(kind).items() if is_dataclass(found)]
+    return [kind, *(found for section in inner for found in sections_of(section))]
 
 
 @pytest.mark.parametrize("file", CONFIGS, ids=lambda file: file.name)
