@@ -32,12 +32,26 @@ def untimed(phase: str) -> AbstractContextManager[None]:
     return nullcontext()
 
 
+class PendingProtocol(Protocol):
+    """A verb on its way: distributed.commands.Pending."""
+
+    own_arguments: dict[str, Any] | None
+
+    def wait(self) -> None: ...
+
+    def answers(self, own: Any = None) -> list[Any]: ...
+
+
 class ChannelProtocol(Protocol):
-    """Rank 0's end of the control group: distributed.commands.Commands."""
+    """Rank 0's end of the control group: distributed.commands.ControlChannel."""
 
-    def send(self, verb: str, arguments: dict[str, Any]) -> None: ...
-
-    def collect(self, own: Any) -> list[Any]: ...
+    def post(
+        self,
+        verb: str,
+        arguments: Mapping[str, Any],
+        ranks: Sequence[int] | None = None,
+        by_rank: Sequence[Mapping[str, Any]] | None = None,
+    ) -> PendingProtocol: ...
 
     @property
     def bytes_moved(self) -> int: ...
@@ -57,10 +71,11 @@ class Ranks:
         self.worker = worker
         self.controller_bytes = 0
 
-    def _all(self, name: str, **arguments: Any) -> list[Any]:
-        """Have every rank do a verb; the answers in rank order."""
-        self.commands.send(name, arguments)
-        return self.commands.collect(self.worker.do(name, arguments))
+    def _all(self, verb: Verb, by_rank: Sequence[Mapping[str, Any]] | None = None, **arguments: Any) -> list[Any]:
+        """Have every rank do a verb, `by_rank` with arguments of its own; return the answers in rank order."""
+        pending = self.commands.post(verb, arguments, by_rank=by_rank)
+        pending.wait()
+        return pending.answers(self.worker.do(verb, pending.own_arguments or {}))
 
     @contextmanager
     def rollout_mode(self, timed: Timed = untimed, canary: bool = False) -> Iterator[dict[str, float]]:

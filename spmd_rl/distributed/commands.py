@@ -1,125 +1,306 @@
-"""How rank 0 speaks to the ranks: verbs out, small answers back, as msgpack over gloo.
+"""How rank 0 speaks to the ranks: verbs out, small answers back, as msgpack, along a tree.
 
-A verb goes to every rank, each says that it has it, and only then rank 0 begins it itself: a rank that never arrives is
-therefore known by name before anybody waits for it inside a collective.
+A rank that gets a verb hands its children their part of it, waits until each has it, and only then says so to its
+parent: a rank that never arrives is known by name before rank 0 waits for it inside a collective. Answers come back the
+same way, in the order of ranks. Rank 0 sends and receives as many messages as it has children, whatever the world.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
 
 import msgspec
-import torch
-import torch.distributed as dist
 
+from spmd_rl.distributed.control_link import GlooLink, Link, Receipt, Waits
 from spmd_rl.distributed.rank_names import ranks_named
 from spmd_rl.distributed.status import WAITS, current_status, doing, set_status
 from spmd_rl.distributed.world import World
 
+FAN_OUT = 8
+
+_encode = msgspec.msgpack.encode
+_decode = msgspec.msgpack.decode
+
 
 class MissingRanks(RuntimeError):
-    """Ranks that did not arrive at a verb in time."""
+    """Ranks that did not arrive at a verb in time, or that are gone."""
+
+
+class Message(msgspec.Struct, array_like=True):
+    """A verb on its way to a rank and those below it."""
+
+    verb: str
+    step: int
+    phase: str
+    until: float
+    """When a rank gives up on its children, in seconds since the ranks met (World.started)."""
+    ranks: list[int] | None
+    """Those that do the verb, in the tree's order; None: all."""
+    arguments: msgspec.Raw
+    """For all of them."""
+    parts: list[msgspec.Raw]
+    """More arguments, each rank's own, in the order of the ranks; empty: there are none."""
+
+    def for_branch(self, branch: Sequence[int], start: int) -> "Message | None":
+        """Return what goes to a branch of the tree, which begins `start` ranks behind this message's first.
+
+        None: no rank of it does the verb.
+        """
+        if self.ranks is None:
+            ranks, parts = None, self.parts[start : start + len(branch)]
+        else:
+            inside = frozenset(branch)
+            chosen = [number for number, rank in enumerate(self.ranks) if rank in inside]
+            ranks = [self.ranks[number] for number in chosen]
+            parts = [self.parts[number] for number in chosen] if self.parts else []
+            if not ranks:
+                return None
+        return msgspec.structs.replace(self, ranks=ranks, parts=parts)
+
+
+def branches(ranks: Sequence[int], fan_out: int) -> list[Sequence[int]]:
+    """Part the ranks below one into branches; a branch's first rank is the child, the others are below it."""
+    count = min(fan_out, len(ranks))
+    return [ranks[len(ranks) * i // count : len(ranks) * (i + 1) // count] for i in range(count)]
+
+
+def _place(rank: int, tops: list[Sequence[int]], fan_out: int) -> tuple[int, list[Sequence[int]]]:
+    """Return a rank's parent and the branches below it."""
+    parent, below = 0, tops
+    while rank != parent:
+        branch = next(branch for branch in below if rank in branch)
+        below = branches(branch[1:], fan_out)
+        if branch[0] == rank:
+            break
+        parent = branch[0]
+    return parent, below
 
 
 class ControlChannel:
-    """One rank's end of the control group."""
+    """One rank's end of the control group.
 
-    def __init__(self, world: World, timeout_seconds: float):
-        self.world = world
+    `groups`: ranks that get verbs independently of other groups', so that one may be busy while another gets a verb;
+    each is a tree of its own. Empty: all are one group.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        timeout_seconds: float,
+        fan_out: int = FAN_OUT,
+        groups: Sequence[Sequence[int]] = (),
+        link: Link | None = None,
+    ):
+        self.rank, self.started = world.rank, world.started
         self.timeout_seconds = timeout_seconds
-        self.bytes_moved = 0
+        self.link: Link = link or GlooLink(world)
+        self.bytes_moved = self.messages_moved = 0
+        self._trees = [[rank for rank in group if rank] for group in groups] or [range(1, world.size)]
+        tops = [branch for tree in self._trees for branch in branches(tree, fan_out)]
+        self.parent, self._branches = _place(self.rank, tops, fan_out)
+        self._below: _Below | None = None
+        self._pending: list[Pending] = []
 
     # Rank 0
 
-    def send(self, verb: str, arguments: dict[str, Any]) -> None:
-        """Rank 0: give every other rank the verb, and wait until each has it.
+    def post(
+        self,
+        verb: str,
+        arguments: Mapping[str, Any],
+        ranks: Sequence[int] | None = None,
+        by_rank: Sequence[Mapping[str, Any]] | None = None,
+    ) -> "Pending":
+        """Rank 0: give ranks a verb; they begin as they get it.
 
-        Raises MissingRanks, naming ranks and verb, when the control timeout passes.
+        `ranks`: None are all. `by_rank`: more arguments, of each its own, in the order of `ranks`; a rank gets no
+        other's. Verbs that were posted to the same group before are waited for.
         """
-        place = current_status()
-        message = msgspec.msgpack.encode((verb, arguments, place.step, place.phase))
-        others = range(1, self.world.size)
-        arrived = {rank: torch.zeros(1, dtype=torch.uint8) for rank in others}
-        receipts: dict[int, dist.Work] = {}
-        sends = []
-        for rank in others:
-            with _naming(rank, f"at verb '{verb}'"):
-                receipts[rank] = dist.irecv(arrived[rank], src=rank, group=self.world.control)
-                sends.append(self._post(message, rank))
-        deadline = time.monotonic() + self.timeout_seconds
-        with doing(f"{WAITS}all ranks to be at {verb}"):
-            missing = [rank for rank in others if not _finished_by(receipts[rank], deadline)]
-        if missing:
-            raise MissingRanks(
-                f"{ranks_named(missing)} did not arrive at verb '{verb}' within {self.timeout_seconds:g} s "
-                f"(run.control_timeout_seconds): its last verb may still run there, or the process is stopped"
-            )
-        with doing(f"{WAITS}all ranks to have {verb}"):
-            for header, body, _keep in sends:
-                header.wait()
-                body.wait()
-
-    def collect(self, own: Any) -> list[Any]:
-        """Rank 0: the answers of all ranks, in rank order."""
-        answers = [own]
-        for rank in range(1, self.world.size):
-            length = torch.zeros(1, dtype=torch.int64)
-            with _naming(rank, "before its answer"), doing(f"{WAITS}the answer of rank {rank}"):
-                dist.recv(length, src=rank, group=self.world.control)
-                body = torch.empty(int(length), dtype=torch.uint8)
-                dist.recv(body, src=rank, group=self.world.control)
-            self.bytes_moved += int(length)
-            answers.append(msgspec.msgpack.decode(body.numpy().tobytes()))
-        return answers
+        place, order = current_status(), [0, *(rank for tree in self._trees for rank in tree)]
+        named = list(range(len(order)) if ranks is None else ranks)
+        parts = dict(zip(named, by_rank, strict=True)) if by_rank is not None else {}
+        if ranks is not None:
+            wanted = frozenset(named)
+            order = [rank for rank in order if rank in wanted]
+        own = {**arguments, **parts.get(0, {})} if 0 in order else None
+        order = [rank for rank in order if rank]
+        message = Message(
+            str(verb),
+            place.step,
+            str(place.phase),
+            time.monotonic() - self.started + self.timeout_seconds,
+            None if ranks is None else order,
+            msgspec.Raw(_encode(arguments)),
+            [msgspec.Raw(_encode(parts[rank])) for rank in order] if parts else [],
+        )
+        for pending in self._pending:
+            if any(rank in branch for branch in pending.branches for rank in order):
+                pending.collect()
+        below = self._hand_down(message, 0)
+        pending = Pending(self, below, named, order, own)
+        self._pending.append(pending)
+        return pending
 
     # The other ranks
 
     def receive(self) -> tuple[str, dict[str, Any]]:
-        """Wait for rank 0's next verb, and say that it is here."""
-        length = torch.zeros(1, dtype=torch.int64)
-        with _naming(0, "before its next verb"), doing(f"{WAITS}the next verb"):
-            dist.recv(length, src=0, group=self.world.control)
-            body = torch.empty(int(length), dtype=torch.uint8)
-            dist.recv(body, src=0, group=self.world.control)
-        verb, arguments, step, phase = msgspec.msgpack.decode(body.numpy().tobytes())
-        set_status(step=step, phase=phase)
-        with doing(f"{WAITS}rank 0 to hear that it is here"):
-            dist.send(torch.ones(1, dtype=torch.uint8), dst=0, group=self.world.control)
-        return verb, arguments
+        """Wait for the next verb that is for this rank, and say that it is here."""
+        while True:
+            message = self.take()
+            self.confirm()
+            if (arguments := self.arguments(message)) is not None:
+                return message.verb, arguments
+            self.pass_on()
+
+    def take(self) -> Message:
+        """Wait for the next verb, and hand it to the branches below."""
+        with self._naming([self.parent], "before its next verb"), doing(f"{WAITS}the next verb"):
+            message = _decode(self._received(self.parent), type=Message)
+        set_status(step=message.step, phase=message.phase)
+        self._below = self._hand_down(message, 1)
+        return message
+
+    def arguments(self, message: Message) -> dict[str, Any] | None:
+        """Return this rank's arguments; None: the verb is only for ranks below it."""
+        if message.ranks is not None and self.rank not in message.ranks:
+            return None
+        own = _decode(message.parts[0]) if message.parts else {}
+        return {**_decode(message.arguments), **own}
+
+    def confirm(self) -> None:
+        """Wait until each rank below has the verb, and say so."""
+        assert self._below is not None
+        self._await_receipts(self._below)
+        with doing(f"{WAITS}rank {self.parent} to hear that it is here"):
+            self.link.give_receipt(self.parent)
 
     def answer(self, value: Any) -> None:
-        """Give rank 0 this rank's answer."""
-        header, body, _keep = self._post(msgspec.msgpack.encode(value), 0)
-        with doing(f"{WAITS}rank 0 to take its answer"):  # which it does after its own part of the verb
-            header.wait()
-            body.wait()
+        """Give rank 0 this rank's answer, and those of the ranks below."""
+        self.pass_on([msgspec.Raw(_encode(value))])
 
-    def _post(self, message: bytes, rank: int) -> tuple[dist.Work, dist.Work, tuple[torch.Tensor, torch.Tensor]]:
-        """Start sending; the tensors must stay alive until both works are done."""
-        length = torch.tensor([len(message)], dtype=torch.int64)
-        body = torch.frombuffer(bytearray(message), dtype=torch.uint8)
+    def pass_on(self, own: Sequence[msgspec.Raw] = ()) -> None:
+        """Give rank 0 the answers of the ranks below."""
+        assert self._below is not None
+        sent = self._send(_encode([*own, *self._collect(self._below)]), self.parent)
+        with doing(f"{WAITS}rank {self.parent} to take its answer"):  # which it does after its own part of the verb
+            sent.wait()
+
+    # Both
+
+    def _hand_down(self, message: Message, start: int) -> "_Below":
+        """Begin to give the branches a verb; `start`: how many of the message's ranks come before them."""
+        below = _Below(message.verb, message.until)
+        margin = min(1.0, self.timeout_seconds / 20)
+        for branch in self._branches:
+            part = message.for_branch(branch, start)
+            start += len(branch)
+            if part is None:
+                continue
+            # A parent hears of what its children miss before it gives up on them.
+            part.until -= margin
+            with self._naming([branch[0]], f"at verb '{message.verb}'"):
+                below.receipts[branch[0]] = self.link.expect_receipt(branch[0])
+                below.sends.append(self._send(_encode(part), branch[0]))
+            below.branches.append(branch)
+        return below
+
+    def _await_receipts(self, below: "_Below") -> None:
+        """Raise MissingRanks, with ranks and verb, when the children are not there in time."""
+        # A rank that is late itself gives those below it a moment: they may have waited for it.
+        deadline = max(self.started + below.until, time.monotonic() + min(0.5, self.timeout_seconds / 40))
+        with doing(f"{WAITS}all ranks to be at {below.verb}"):
+            missing = [rank for rank, receipt in below.receipts.items() if not receipt.by(deadline)]
+        if missing:
+            self._give_up(
+                missing,
+                "{} did not arrive at verb '" + below.verb + f"' within {self.timeout_seconds:g} s "
+                "(run.control_timeout_seconds): its last verb may still run there, or the process is stopped",
+            )
+        with doing(f"{WAITS}all ranks to have {below.verb}"):
+            for sent in below.sends:
+                sent.wait()
+        below.receipts, below.sends = {}, []
+
+    def _collect(self, below: "_Below") -> list[msgspec.Raw]:
+        """Return the answers of the ranks below, in the tree's order."""
+        answers = []
+        for branch in below.branches:
+            child = branch[0]
+            of_others = f" and of {ranks_named(branch[1:])}, which come through it" if len(branch) > 1 else ""
+            with self._naming([child], "before its answer"), doing(f"{WAITS}the answer of rank {child}{of_others}"):
+                answers += _decode(self._received(child), type=list[msgspec.Raw])
+        return answers
+
+    def _send(self, message: bytes, rank: int) -> Waits:
         self.bytes_moved += len(message)
-        return (
-            dist.isend(length, dst=rank, group=self.world.control),
-            dist.isend(body, dst=rank, group=self.world.control),
-            (length, body),
-        )
+        self.messages_moved += 1
+        return self.link.send(message, rank)
+
+    def _received(self, rank: int) -> bytes:
+        message = self.link.receive(rank)
+        self.bytes_moved += len(message)
+        self.messages_moved += 1
+        return message
+
+    @contextmanager
+    def _naming(self, ranks: list[int], when: str) -> Iterator[None]:
+        """gloo knows a peer that is gone by its address only."""
+        try:
+            yield
+        except RuntimeError as error:
+            words = f"{{}} is gone {when}: its process or its node ended, see there ({error})"
+            self._give_up(ranks, words, error)
+
+    def _give_up(self, ranks: list[int], words: str, error: RuntimeError | None = None) -> NoReturn:
+        """Raise MissingRanks, in the words of those that gave up themselves because of ranks below them."""
+        relays = {self.parent, *(branch[0] for branch in self._branches if len(branch) > 1)} - {0}
+        if self.rank:
+            self.link.leave_reason("")
+        reasons = self.link.reasons([rank for rank in ranks if rank in relays])
+        silent = [rank for rank in ranks if rank not in reasons]
+        told = list(dict.fromkeys(reasons.values()))
+        if silent:
+            told.append(words.replace("{}", ranks_named(silent)))
+        if self.rank:
+            self.link.leave_reason("; ".join(told))
+        raise MissingRanks("; ".join(told)) from error
 
 
-@contextmanager
-def _naming(rank: int, when: str) -> Iterator[None]:
-    """gloo knows a peer that is gone by its address only."""
-    try:
-        yield
-    except RuntimeError as error:
-        raise MissingRanks(f"rank {rank} is gone {when}: its process or its node ended, see there ({error})") from error
+@dataclass
+class _Below:
+    """A verb that the branches below a rank have been given."""
+
+    verb: str
+    until: float
+    branches: list[Sequence[int]] = field(default_factory=list)
+    receipts: dict[int, Receipt] = field(default_factory=dict)
+    sends: list[Waits] = field(default_factory=list)
 
 
-def _finished_by(work: dist.Work, deadline: float) -> bool:
-    try:
-        work.wait(timedelta(seconds=max(deadline - time.monotonic(), 0.001)))
-    except RuntimeError:
-        return False
-    return True
+class Pending:
+    """A verb that was posted: rank 0 may do something else before it asks for the answers."""
+
+    def __init__(self, channel: ControlChannel, below: _Below, ranks: list[int], others: list[int], own: Any):
+        self.own_arguments: dict[str, Any] | None = own
+        """Of rank 0, where it does the verb too."""
+        self.branches = below.branches
+        self._channel, self._below, self._ranks, self._others = channel, below, ranks, others
+        self._answers: list[msgspec.Raw] | None = None
+
+    def wait(self) -> None:
+        """Wait until each rank has the verb. Raises MissingRanks when the control timeout passes."""
+        self._channel._await_receipts(self._below)
+
+    def collect(self) -> None:
+        """Wait for the other ranks' answers, and keep them."""
+        if self._answers is None:
+            self.wait()
+            self._answers = self._channel._collect(self._below)
+            self._channel._pending.remove(self)
+
+    def answers(self, own: Any = None) -> list[Any]:
+        """Return what the ranks answer, in the order in which they were named; `own`: what rank 0 does."""
+        self.collect()
+        found = dict(zip(self._others, map(_decode, self._answers or ()), strict=True))
+        return [own if rank == 0 else found[rank] for rank in self._ranks]

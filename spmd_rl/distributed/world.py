@@ -1,7 +1,8 @@
 """The ranks of this run and the process groups that the program itself uses."""
 
 import os
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 import torch
@@ -33,6 +34,8 @@ class World:
     """Gloo: samples, which live on the host, from rank to rank."""
     store: dist.Store
     """The launcher's key-value store, the part of these ranks: it outlives each of them."""
+    started: float = field(default_factory=time.monotonic)
+    """time.monotonic() when the ranks had met: the same moment on all of them, to about a second."""
 
     def begun(self) -> bool:
         """Return True where an earlier attempt of this launch has called `begin`: torchrun restarted the ranks."""

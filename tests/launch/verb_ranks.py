@@ -30,11 +30,10 @@ def main(go: Path) -> None:
         while True:
             commands.receive()
             commands.answer(world.rank)
-    commands.send("beat", {})
-    print("answers", commands.collect(0), flush=True)
+    print("answers", commands.post("beat", {}).answers(0), flush=True)
     while not go.exists():
         time.sleep(0.05)
-    commands.send("next", {})
+    commands.post("next", {}).wait()
 
 
 if __name__ == "__main__":

@@ -84,8 +84,9 @@ def main(asked: dict[str, Any]) -> None:
                 time.sleep(3600)
     for step in range(1, asked["steps"] + 1):
         set_status(step=step, phase="update")
-        commands.send("learn", {"step": step})
-        commands.collect(do("learn", {"step": step}))
+        pending = commands.post("learn", {"step": step})
+        pending.wait()
+        pending.answers(do("learn", {"step": step}))
         print(f"step {step}", flush=True)
         set_status(phase="between phases")
         time.sleep(asked.get("pause", 0.0))

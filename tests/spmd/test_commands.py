@@ -1,11 +1,12 @@
 """Rank 0 knows by name who does not arrive."""
 
+import re
 import subprocess
-import sys
 
 import pytest
 
 from spmd.ranks import ROOT, run_ranks
+from spmd_rl.testing.launcher import torchrun
 
 SCRIPT = """
 import os, sys, time
@@ -14,50 +15,63 @@ from spmd_rl.distributed import world as worlds
 from spmd_rl.distributed.commands import ControlChannel, MissingRanks
 from spmd_rl.platforms import current
 
+late, ends, fan_out = map(int, sys.argv[1:])
 world = worlds.start(current("cpu"), 60)
-commands = ControlChannel(world, 2.0)
+commands = ControlChannel(world, 2.0, fan_out)
+others = range(1, world.size)
 if world.rank == 0:
-    commands.send("generate", {{"rows": [1, 2]}})
-    answers = commands.collect("mine")
-    assert answers == ["mine", ["generate", {{"rows": [1, 2]}}, 1], ["generate", {{"rows": [1, 2]}}, 2]], answers
+    pending = commands.post("generate", {{"rows": [1, 2]}}, by_rank=[{{"own": rank}} for rank in range(world.size)])
+    pending.wait()
+    assert pending.own_arguments == {{"rows": [1, 2], "own": 0}}
+    answers = pending.answers("mine")
+    assert answers == ["mine", *(["generate", {{"rows": [1, 2], "own": rank}}, rank] for rank in others)], answers
+    if world.size > 3:
+        some = commands.post("load", {{}}, ranks=[3, 1], by_rank=[{{"own": "c"}}, {{"own": "a"}}])
+        assert some.own_arguments is None
+        assert some.answers() == [["load", {{"own": "c"}}, 3], ["load", {{"own": "a"}}, 1]]
     try:
-        commands.send("score", {{}})
+        commands.post("score", {{}}).wait()
+        commands.post("score", {{}}).wait()
     except MissingRanks as error:
         print("REFUSED", error, flush=True)
         os._exit(0)
 else:
-    verb, given = commands.receive()
-    commands.answer([verb, given, world.rank])
-    if world.rank == 1:
-        time.sleep(30)
-    commands.receive()
-    time.sleep(30)
+    while True:
+        verb, given = commands.receive()
+        commands.answer([verb, given, world.rank])
+        if world.rank == late and verb == ("load" if world.size > 3 and late in (1, 3) else "generate"):
+            if ends:
+                os._exit(0)
+            time.sleep(30)
 os._exit(0)
 """
 
 
-def test_a_rank_that_never_arrives_is_named_with_the_verb(tmp_path):
-    script = tmp_path / "script.py"
+def refused(directory, count, late, ends, fan_out) -> str:
+    """What rank 0 says where rank `late` of `count` stays away from the second verb of all, or `ends` its process."""
+    script = directory / "script.py"
     script.write_text(SCRIPT.format(root=str(ROOT)))
-    command = [
-        sys.executable,
-        "-W",
-        "ignore",
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc_per_node",
-        "3",
-        str(script),
-    ]
+    command = torchrun(count, str(script), *map(str, (late, int(ends), fan_out)))
     running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
         line = next(line for line in running.stdout if line.startswith("REFUSED"))
     finally:
         running.terminate()
         running.wait(30)
-    assert "rank 1 did not arrive at verb 'score' within 2 s" in line
+    return line
+
+
+@pytest.mark.parametrize(("count", "late", "fan_out"), [(3, 1, 8), (5, 3, 1), (5, 4, 2)])
+def test_a_rank_that_never_arrives_is_named_with_the_verb(tmp_path, count, late, fan_out):
+    line = refused(tmp_path, count, late, False, fan_out)
+    assert f"REFUSED rank {late} did not arrive at verb 'score' within 2 s" in line
     assert "control_timeout_seconds" in line
+
+
+@pytest.mark.parametrize("fan_out", [8, 1])
+def test_a_rank_that_is_gone_is_named_by_rank_0(tmp_path, fan_out):
+    line = refused(tmp_path, 4, 3, True, fan_out)
+    assert re.match("REFUSED rank 3 (is gone|did not arrive)", line), line
 
 
 def test_samples_reach_every_rank_that_trains_on_them_unchanged():
