@@ -60,6 +60,9 @@ class ChannelProtocol(Protocol):
 class WorkerProtocol(Protocol):
     """Rank 0's own worker: it does each verb like every other rank's."""
 
+    data_ranks: Sequence[int]
+    """The data-parallel rank of each rank; only where samples are exchanged."""
+
     def do(self, name: str, arguments: dict[str, Any]) -> Any: ...
 
 
@@ -70,12 +73,24 @@ class Ranks:
         self.commands = commands
         self.worker = worker
         self.controller_bytes = 0
+        self._owners: dict[int, int] = {}
+        """Sample -> the rank that made it, of those that are kept."""
 
     def _all(self, verb: Verb, by_rank: Sequence[Mapping[str, Any]] | None = None, **arguments: Any) -> list[Any]:
         """Have every rank do a verb, `by_rank` with arguments of its own; return the answers in rank order."""
         pending = self.commands.post(verb, arguments, by_rank=by_rank)
         pending.wait()
         return pending.answers(self.worker.do(verb, pending.own_arguments or {}))
+
+    def _routes(self, plan: Plan) -> list[dict[str, Any]]:
+        """Return of each rank where the samples go that it made, and its own part of the plan."""
+        routes: list[dict[int, int]] = [{} for _ in self.worker.data_ranks]
+        for minibatch in plan.minibatches:
+            for data_rank, batches in enumerate(minibatch.microbatches):
+                for sample in (sample for batch in batches for group in batch for sample in group):
+                    routes[self._owners[sample]][sample] = data_rank
+        parts = [[minibatch.microbatches[data] for minibatch in plan.minibatches] for data in self.worker.data_ranks]
+        return [{"data_ranks": route, "minibatches": part} for route, part in zip(routes, parts, strict=True)]
 
     @contextmanager
     def rollout_mode(self, timed: Timed = untimed, canary: bool = False) -> Iterator[dict[str, float]]:
@@ -119,6 +134,7 @@ class Ranks:
             sampling=asdict(sampling),
         )
         tickets = sorted((Ticket(**ticket) for answer in answers for ticket in answer["tickets"]), key=lambda t: t.id)
+        self._owners |= {ticket.id: ticket.owner for ticket in tickets}
         seconds = [answer["seconds"] for answer in answers]
         prompt_tokens = sum(answer["prompt_tokens"] for answer in answers)
         return tickets, {
@@ -154,7 +170,7 @@ class Ranks:
         """Bring every sample to the ranks that train on it, in one all-to-all. Returns metrics."""
         answers = self._all(
             Verb.EXCHANGE,
-            minibatches=[minibatch.microbatches for minibatch in plan.minibatches],
+            by_rank=self._routes(plan),
             share_prompts=plan.share_prompts,
         )
         laid = [answer["tokens"] for answer in answers]
@@ -185,12 +201,10 @@ class Ranks:
     @verb
     def judge(self, model: str, plan: Plan) -> tuple[dict[int, float], dict[str, float]]:
         """A reward model's scores, by id, of what it has read; and metrics."""
-        minibatch = plan.minibatches[0]
-        answers = self._all(
-            Verb.JUDGE, model=model, microbatches=minibatch.microbatches, share_prompts=plan.share_prompts
-        )
+        answers = self._all(Verb.JUDGE, self._routes(plan), model=model, share_prompts=plan.share_prompts)
         scores = {sample: score for answer in answers for sample, score in answer["scores"]}
-        assert len(scores) == len(minibatch.ids), f"{len(scores)} scores of {len(minibatch.ids)} samples"
+        samples = len(plan.minibatches[0].ids)
+        assert len(scores) == samples, f"{len(scores)} scores of {samples} samples"
         return scores, {
             "bytes/reward_model/network": max(answer["network_bytes"] for answer in answers),
             **{
@@ -249,6 +263,7 @@ class Ranks:
     def forget(self) -> None:
         """Drop the samples of this step."""
         self._all(Verb.FORGET)
+        self._owners = {}
 
     @verb
     def export_hf(self, directory: str) -> None:

@@ -63,20 +63,17 @@ class RewardModelScorer:
         return [(sample, shared, len(tokens) - shared) for sample, (shared, tokens) in store.read.items()]
 
     def judge(
-        self, store: SampleStore, microbatches: list[list[list[list[int]]]], share_prompts: bool
+        self, store: SampleStore, data_ranks: dict[int, int], microbatches: list[list[list[int]]], share_prompts: bool
     ) -> dict[str, Any]:
-        """Scores of the samples that this rank reports; `microbatches`: [data-parallel rank][micro-batch][group]."""
-        layout, place = self.trainer.layout, self.trainer.place
-        routes = {
-            sample: data_rank
-            for data_rank, batches in enumerate(microbatches)
-            for batch in batches
-            for group in batch
-            for sample in group
-        }
-        mine = [(sample, *store.read[sample]) for sample in routes if sample in store.read]
+        """Return the scores of the samples that this rank reports.
+
+        `data_ranks`: where the samples go that it read. `microbatches`: [micro-batch][group] of samples that it packs.
+        """
+        layout = self.trainer.layout
         outgoing = [
-            read_to_wire(one for one in mine if routes[one[0]] == layout.coords(rank).data)
+            read_to_wire(
+                (sample, *store.read[sample]) for sample, data in data_ranks.items() if data == layout.coords(rank).data
+            )
             for rank in range(self.world.size)
         ]
         with doing("exchanges samples"):
@@ -87,7 +84,7 @@ class RewardModelScorer:
             for sample, shared, tokens in read_from_wire(wire)
         }
         packs = self.trainer.pack(
-            [[[held[i] for i in group] for group in batch] for batch in microbatches[place.data_rank]], share_prompts
+            [[[held[i] for i in group] for group in batch] for batch in microbatches], share_prompts
         )
         started = time.perf_counter()
         self.model.on_device.onload()

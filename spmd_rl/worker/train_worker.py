@@ -53,6 +53,7 @@ class TrainWorker(BaseWorker):
         self.config, self.shape, self.platform = config, shape, platform
         self.footprints = ProcessUsageMeter()
         self.train_layout = TrainLayout.of(config.parallel, world.size)
+        self.data_ranks = [self.train_layout.coords(rank).data for rank in range(world.size)]
         self.place = start_parallel(self.train_layout, config.run.seed)
         device = platform.device(world.local_rank)
         self.shard = megatron_shard(shape, self.train_layout, world.rank)
@@ -112,18 +113,12 @@ class TrainWorker(BaseWorker):
         return self.consistency.compare()
 
     @verb
-    def exchange(self, minibatches: list[list[list[list[list[int]]]]], share_prompts: bool) -> dict[str, int]:
-        routes = {
-            sample: data_rank
-            for minibatch in minibatches
-            for data_rank, batches in enumerate(minibatch)
-            for batch in batches
-            for group in batch
-            for sample in group
-        }
-        mine = [self.store.made[sample] for sample in routes if sample in self.store.made]
+    def exchange(
+        self, data_ranks: dict[int, int], minibatches: list[list[list[list[int]]]], share_prompts: bool
+    ) -> dict[str, int]:
+        """Send samples of this rank to their data-parallel ranks; pack [mini-batch][micro-batch][group] of samples."""
         outgoing = [
-            to_wire(made for made in mine if routes[made.id] == self.train_layout.coords(rank).data)
+            to_wire(self.store.made[sample] for sample, data in data_ranks.items() if data == self.data_ranks[rank])
             for rank in range(self.world.size)
         ]
         with doing("exchanges samples"):
@@ -132,7 +127,7 @@ class TrainWorker(BaseWorker):
         held = self.store.training
         self.packs = [
             self.trainer.pack(
-                [[[held[i] for i in group] for group in batch] for batch in minibatch[self.place.data_rank]],
+                [[[held[i] for i in group] for group in batch] for batch in minibatch],
                 share_prompts,
             )
             for minibatch in minibatches
@@ -161,8 +156,10 @@ class TrainWorker(BaseWorker):
         return self.reward_models[model].read(self.store)
 
     @verb
-    def judge(self, model: str, microbatches: list[list[list[list[int]]]], share_prompts: bool) -> dict[str, Any]:
-        return self.reward_models[model].judge(self.store, microbatches, share_prompts)
+    def judge(
+        self, model: str, data_ranks: dict[int, int], minibatches: list[list[list[list[int]]]], share_prompts: bool
+    ) -> dict[str, Any]:
+        return self.reward_models[model].judge(self.store, data_ranks, minibatches[0], share_prompts)
 
     @verb
     def learn(
