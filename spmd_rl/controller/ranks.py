@@ -134,7 +134,7 @@ class Ranks:
             sampling=asdict(sampling),
         )
         tickets = sorted((Ticket(**ticket) for answer in answers for ticket in answer["tickets"]), key=lambda t: t.id)
-        self._owners |= {ticket.id: ticket.owner for ticket in tickets}
+        self._owners |= {ticket["id"]: rank for rank, answer in enumerate(answers) for ticket in answer["tickets"]}
         seconds = [answer["seconds"] for answer in answers]
         prompt_tokens = sum(answer["prompt_tokens"] for answer in answers)
         return tickets, {

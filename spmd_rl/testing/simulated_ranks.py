@@ -3,11 +3,12 @@
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-from spmd_rl.distributed.commands import FAN_OUT, ControlChannel, MissingRanks
+from spmd_rl.distributed.commands import FAN_OUT, ControlChannel, Message, MissingRanks, Pending
 
 Do = Callable[[int, str, dict[str, Any]], Any]
 """What a rank answers to a verb: (rank, verb, arguments)."""
@@ -61,9 +62,9 @@ class SimulatedLink:
 
 
 class SimulatedRanks:
-    """All ranks but rank 0, which does not wait for them: they have done a verb when `post` comes back.
+    """Stand for all ranks but rank 0, and be its end of the control group, for controller.ranks.Ranks.
 
-    `away`: ranks that do not arrive at it. `gone`: those that end before they answer.
+    `away`: ranks that do not arrive at a verb. `gone`: those that end before they answer.
     """
 
     def __init__(
@@ -88,7 +89,22 @@ class SimulatedRanks:
             for rank in range(size)
         ]
         self.seconds = 0.0
-        """Processor time of rank 0."""
+        """Processor time of all ranks but rank 0."""
+
+    @property
+    def bytes_moved(self) -> int:
+        """Return the bytes that rank 0 has sent and received."""
+        return self.channels[0].bytes_moved
+
+    def post(
+        self,
+        verb: str,
+        arguments: Mapping[str, Any],
+        ranks: Sequence[int] | None = None,
+        by_rank: Sequence[Mapping[str, Any]] | None = None,
+    ) -> "SimulatedPending":
+        """Give ranks a verb, as rank 0."""
+        return SimulatedPending(self, verb, self.channels[0].post(verb, arguments, ranks, by_rank))
 
     def all(
         self,
@@ -97,31 +113,45 @@ class SimulatedRanks:
         ranks: Sequence[int] | None = None,
         by_rank: Sequence[Mapping[str, Any]] | None = None,
     ) -> list[Any]:
-        """Have ranks do a verb, and return what rank 0 makes of their answers."""
-        before = time.process_time()
-        pending = self.channels[0].post(verb, arguments, ranks, by_rank)
-        self.seconds += time.process_time() - before
-        got = {}
-        # A parent has a lower number than those below it.
-        for rank, channel in enumerate(self.channels[1:], 1):
-            if rank not in self.away and self.mail.messages[channel.parent, rank]:
-                got[rank] = channel.take()
-        for rank in sorted(got, reverse=True):
-            try:
-                self.channels[rank].confirm()
-            except MissingRanks:
-                del got[rank]
-        before = time.process_time()
+        """Have ranks do a verb, rank 0 too where it is one of them; return their answers."""
+        pending = self.post(verb, arguments, ranks, by_rank)
         pending.wait()
-        self.seconds += time.process_time() - before
-        for rank, message in sorted(got.items(), reverse=True):
+        own = pending.own_arguments
+        return pending.answers(None if own is None else self.do(0, verb, own))
+
+
+class SimulatedPending:
+    """A verb on its way: the other ranks do it while rank 0 waits for them."""
+
+    def __init__(self, ranks: SimulatedRanks, verb: str, pending: Pending):
+        self.ranks, self.verb, self.pending = ranks, verb, pending
+        self.own_arguments = pending.own_arguments
+        self._got: dict[int, Message] = {}
+
+    def wait(self) -> None:
+        """Let the other ranks arrive."""
+        started = time.process_time()
+        channels, mail = self.ranks.channels, self.ranks.mail
+        # A parent has a lower number than those below it.
+        for rank, channel in enumerate(channels[1:], 1):
+            if rank not in self.ranks.away and mail.messages[channel.parent, rank]:
+                self._got[rank] = channel.take()
+        for rank in sorted(self._got, reverse=True):
             try:
-                if rank not in self.gone:
-                    own = self.channels[rank].arguments(message)
-                    self.channels[rank].pass_on([] if own is None else [self.do(rank, verb, own)])
+                channels[rank].confirm()
             except MissingRanks:
-                continue
-        before = time.process_time()
-        answers = pending.answers(None if pending.own_arguments is None else self.do(0, verb, pending.own_arguments))
-        self.seconds += time.process_time() - before
-        return answers
+                del self._got[rank]
+        self.ranks.seconds += time.process_time() - started
+        self.pending.wait()
+
+    def answers(self, own: Any = None) -> list[Any]:
+        """Let the other ranks do it, and return what all answer."""
+        started = time.process_time()
+        for rank, message in sorted(self._got.items(), reverse=True):
+            channel = self.ranks.channels[rank]
+            with suppress(MissingRanks):
+                if rank not in self.ranks.gone:
+                    arguments = channel.arguments(message)
+                    channel.pass_on([] if arguments is None else [self.ranks.do(rank, self.verb, arguments)])
+        self.ranks.seconds += time.process_time() - started
+        return self.pending.answers(own)

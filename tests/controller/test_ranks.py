@@ -1,0 +1,76 @@
+"""Laws of what rank 0 tells the ranks of a plan, and of what that costs it."""
+
+import random
+
+from spmd_rl.controller.planner import plan_microbatches
+from spmd_rl.controller.ranks import Ranks
+from spmd_rl.data.sampling_params import SamplingParams
+from spmd_rl.distributed.layout import TrainLayout
+from spmd_rl.testing.simulated_ranks import SimulatedRanks
+
+SAMPLING = SamplingParams(1.0, 64)
+
+
+class Worker:
+    """Rank 0's own, and what the others answer: every third rank makes samples."""
+
+    def __init__(self, size: int, samples: int) -> None:
+        self.size, self.samples = size, samples
+        layout = TrainLayout(2, 1, size // 2)
+        self.data_ranks = [layout.coords(rank).data for rank in range(size)]
+        self.made = {sample: sample // 4 % size // 3 * 3 for sample in range(samples)}
+        self.told: dict[int, dict] = {}
+
+    def do(self, verb: str, arguments: dict) -> object:
+        return self.answer(0, verb, arguments)
+
+    def answer(self, rank: int, verb: str, arguments: dict) -> object:
+        self.told[rank] = arguments
+        rng = random.Random(rank)
+        mine = [sample for sample, owner in self.made.items() if owner == rank and verb == "generate"]
+        tickets = [
+            {"id": sample, "group": sample // 4, "prompt_tokens": 9, "response_tokens": (n := rng.randint(1, 64))}
+            | {"loss_tokens": n, "finish_reason": "stop"}
+            for sample in mine
+        ]
+        return {"tickets": tickets, "seconds": 1.0, "prompt_tokens": 1, "cached_tokens": 0, "network_bytes": 1} | {
+            "tokens": 1,
+            "padding_tokens": 0,
+        }
+
+
+def exchanged(size: int, samples: int) -> tuple[Worker, int, list]:
+    """Have simulated ranks exchange a rollout; returns what they heard, rank 0's bytes, the plan's micro-batches."""
+    worker = Worker(size, samples)
+    simulated = SimulatedRanks(size, worker.answer)
+    ranks = Ranks(simulated, worker)
+    tickets, _ = ranks.generate("train", range(samples // 4), 0, 4, SAMPLING)
+    plan = plan_microbatches(tickets, size // 2, 2, 200, True)
+    before = simulated.bytes_moved
+    ranks.exchange(plan)
+    return worker, simulated.bytes_moved - before, [minibatch.microbatches for minibatch in plan.minibatches]
+
+
+def test_a_rank_is_told_where_its_own_samples_go_and_its_own_micro_batches():
+    worker, _, minibatches = exchanged(12, 96)
+    for rank, told in worker.told.items():
+        data = worker.data_ranks[rank]
+        assert told["minibatches"] == [microbatches[data] for microbatches in minibatches]
+        assert set(told["data_ranks"]) == {sample for sample, owner in worker.made.items() if owner == rank}
+    to = {sample: data for told in worker.told.values() for sample, data in told["data_ranks"].items()}
+    placed = {
+        sample: data
+        for microbatches in minibatches
+        for data, batches in enumerate(microbatches)
+        for batch in batches
+        for group in batch
+        for sample in group
+    }
+    assert to == placed and len(to) == 96
+
+
+def test_what_rank_0_moves_for_an_exchange_is_a_plan_and_a_few_bytes_a_rank():
+    plan_bytes = 3 * 4096 * 3  # numbers of two to three bytes: a route once, and its part to the two ranks of a replica
+    for size in (60, 600):
+        _, moved, _ = exchanged(size, 4096)
+        assert moved < 1.5 * plan_bytes + 150 * size
