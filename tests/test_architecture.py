@@ -236,6 +236,18 @@ def test_a_run_imports_fault_injection_only_when_it_is_asked_to():
     assert complaints(rule) == []
 
 
+def test_files_and_functions_are_short_and_no_two_files_have_one_name():
+    def functions(path: Path) -> Iterator[tuple[str, int]]:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                yield f"{PLACE[path]}: {node.name}", node.end_lineno - node.lineno + 1
+
+    assert {PLACE[path]: n for path in FILES if (n := len(path.read_text(encoding="utf-8").splitlines())) > 400} == {}
+    assert {name: lines for path in FILES for name, lines in functions(path) if lines > 80} == {}
+    names = [path.name for path in FILES if path.name not in ("__init__.py", "__main__.py")]
+    assert sorted({name for name in names if names.count(name) > 1}) == []
+
+
 def test_nothing_is_called_utils():
     names = ("utils", "util", "helpers", "common", "misc")
     assert [place for place in PLACE.values() if set(place.removesuffix(".py").split("/")) & set(names)] == []

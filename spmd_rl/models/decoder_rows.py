@@ -1,6 +1,6 @@
 """Name the rows that families have in common: embedding, norms, ordinary attention, gated feed-forward, heads."""
 
-from spmd_rl.models.rows import Row, Sizes
+from spmd_rl.models.weight_rows import Row, Sizes
 
 LAYER = "model.layers.{i}."
 TRAINED = "decoder.layers.{j}."

@@ -16,7 +16,7 @@ from spmd_rl.models.decoder_rows import (
 )
 from spmd_rl.models.decoder_shape import decoder_refusals, decoder_shape
 from spmd_rl.models.family import OTHER, Content, Family, Refusal
-from spmd_rl.models.rows import Row, Sizes
+from spmd_rl.models.weight_rows import Row, Sizes
 
 
 def _shape(content: Content) -> dict[str, Any]:

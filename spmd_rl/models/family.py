@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from spmd_rl.models.rows import Row
+from spmd_rl.models.weight_rows import Row
 
 Content = Mapping[str, Any]
 """Of a config.json."""

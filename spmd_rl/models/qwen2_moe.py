@@ -15,7 +15,7 @@ from spmd_rl.models.decoder_rows import (
 )
 from spmd_rl.models.decoder_shape import decoder_shape, plain_refusals, qwen_experts
 from spmd_rl.models.family import Content, Family
-from spmd_rl.models.rows import Row
+from spmd_rl.models.weight_rows import Row
 
 _GATE = Row(
     {LAYER + "mlp.shared_expert_gate.weight": "one hidden"},

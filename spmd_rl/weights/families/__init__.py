@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 from spmd_rl.distributed.layout import RolloutLayout, TrainLayout
 from spmd_rl.models import FAMILIES
-from spmd_rl.models.rows import Row, Sizes, dimensions
-from spmd_rl.weights.families.table import MEGATRON_CUTS, VLLM_CUTS, boxes
+from spmd_rl.models.weight_rows import Row, Sizes, dimensions
+from spmd_rl.weights.families.cutters import MEGATRON_CUTS, VLLM_CUTS, boxes
 from spmd_rl.weights.transfer.boxes import Index, Piece, Shard, whole
 
 # The fields of a shape that a shard depends on: what the caches below are keyed by (a shape may hold a dict).

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 
 from spmd_rl.distributed.layout import TrainLayout
-from spmd_rl.models.rows import Sizes
+from spmd_rl.models.weight_rows import Sizes
 from spmd_rl.weights.families import megatron_shard
 from spmd_rl.weights.transfer.boxes import Box, Index, Piece, Shard, contains, intersect, split
 

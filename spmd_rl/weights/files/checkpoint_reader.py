@@ -14,7 +14,7 @@ import torch
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 from torch.distributed.checkpoint.utils import _create_file_view
 
-from spmd_rl.models.rows import Sizes
+from spmd_rl.models.weight_rows import Sizes
 from spmd_rl.patches.checkpoint_pickles import read_index, read_plain
 from spmd_rl.weights.files.checkpoint_layout import checkpoint_shard, chunks_of
 from spmd_rl.weights.files.weight_source import some

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from spmd_rl.models.rows import Sizes
+from spmd_rl.models.weight_rows import Sizes
 from spmd_rl.weights.files.checkpoint_reader import CheckpointSource, is_checkpoint
 from spmd_rl.weights.files.hf_reader import HfSource
 from spmd_rl.weights.files.weight_source import Source, fill_shard

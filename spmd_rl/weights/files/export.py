@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from spmd_rl.distributed.gather import gather
-from spmd_rl.models.rows import Sizes
+from spmd_rl.models.weight_rows import Sizes
 from spmd_rl.weights.families import hf_shard
 from spmd_rl.weights.files.checkpoint_job import replace_directory
 from spmd_rl.weights.files.hf_extras import copy_companions

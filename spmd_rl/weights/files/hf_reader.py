@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 
 from spmd_rl.errors import ConfigError, Problem
 from spmd_rl.models import FAMILIES
-from spmd_rl.models.rows import Sizes
+from spmd_rl.models.weight_rows import Sizes
 from spmd_rl.weights.families import hf_tensors
 from spmd_rl.weights.files.weight_source import fill_shard, some
 from spmd_rl.weights.transfer.boxes import Box, Index, Shard

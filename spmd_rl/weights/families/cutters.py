@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from spmd_rl.models.rows import Cut, Row, Sizes
+from spmd_rl.models.weight_rows import Cut, Row, Sizes
 from spmd_rl.weights.transfer.boxes import Box, Index, Piece, cut_columns, cut_rows, stack
 
 
