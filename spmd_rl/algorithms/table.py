@@ -12,6 +12,7 @@ from spmd_rl.algorithms.curation import all_samples, teaching_samples
 from spmd_rl.algorithms.reduce import sequence_mean, token_mean
 from spmd_rl.config.config import AlgorithmConfig
 from spmd_rl.config.functions import FunctionTable
+from spmd_rl.errors import Problem
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -62,16 +63,22 @@ def find_loss(algorithm: AlgorithmConfig) -> Loss:
     return LOSSES.find(algorithm.loss, **{name: getattr(algorithm, name) for name in LOSS_SETTINGS})
 
 
+def unknown_algorithms(algorithm: AlgorithmConfig) -> list[Problem]:
+    """Return what is wrong with names that nothing has; no function of the user's is imported."""
+    chosen = (ADVANTAGES, algorithm.advantage), (CURATIONS, algorithm.curation)
+    chosen += (REDUCTIONS, algorithm.loss_reduction), (LOSSES, algorithm.loss)
+    problems = [problem for table, name in chosen for problem in table.unknown(name)]
+    if algorithm.drop_uniform_groups and algorithm.curation not in ("all", "teaching"):
+        met, way = "algorithm.drop_uniform_groups = true is the curation `teaching`", "leave one of the two out"
+        problems.append(Problem("algorithm.curation", algorithm.curation, met, way))
+    return problems
+
+
 def try_algorithms(algorithm: AlgorithmConfig) -> None:
     """Find every function and try those that need no tensors, on two groups of which one teaches.
 
     Raises ValueError that says the setting, what was tried, and why it can't be used.
     """
-    if algorithm.drop_uniform_groups and algorithm.curation not in ("all", "teaching"):
-        raise ValueError(
-            f"algorithm.curation = {algorithm.curation}: algorithm.drop_uniform_groups = true is the curation "
-            "`teaching`; leave one of the two out"
-        )
     for find in (find_advantage, find_curation):
         find(algorithm)([0, 0, 1, 1], [0.0, 1.0, 0.5, 0.5])
     find_reduction(algorithm)([1, 2, 3, 4])

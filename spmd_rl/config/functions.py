@@ -6,13 +6,13 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
 from typing import Any, Generic, TypeVar, cast
 
-from spmd_rl.errors import ConfigError, Problem
+from spmd_rl.errors import ConfigError, Problem, refuse
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Option = int | float | bool | str
@@ -37,7 +37,7 @@ class FunctionTable(Generic[Function]):
         "package.module:function"; each may be followed by options, as in "overlong(buffer_tokens=512)".
 
         `settings`: values for those of its parameters that have these names and are not among the options.
-        Raises a ValueError that says the knob, the name, what was tried and the reason.
+        Raises a ConfigError that says the knob, the name, what was tried and the reason.
         """
         spelled = _SPELLED.fullmatch(name)
         function = self._function(spelled["function"] if spelled else name, name)
@@ -53,7 +53,17 @@ class FunctionTable(Generic[Function]):
             chosen.prepare = function.prepare  # type: ignore[attr-defined]
         return cast(Function, chosen)
 
-    def unusable(self, name: str, tried: str, reason: str) -> ValueError:
+    def unknown(self, name: str) -> Sequence[Problem]:
+        """Return what is wrong with a name that is neither in the table nor spelled as a path; nothing is imported."""
+        spelled = _SPELLED.fullmatch(name)
+        bare = spelled["function"] if spelled else name
+        if bare in self.functions or all(bare.rpartition(":")):
+            return ()
+        way = "your own is path/to/file.py:function or package.module:function"
+        tried = f"looked among the built-in {self.noun}s"
+        return self.unusable(name, tried, f"there are {', '.join(self.functions)}; {way}").problems
+
+    def unusable(self, name: str, tried: str, reason: str) -> ConfigError:
         """Return the error that says why nothing can be done with `name`."""
         article = "an" if self.noun[0] in "aeiou" else "a"
         met = f"{name!r} is not {article} {self.noun} that can be used"
@@ -65,14 +75,8 @@ class FunctionTable(Generic[Function]):
             if not isinstance(found, str):
                 return found
             name = found
-        source, colon, function = name.rpartition(":")
-        if not colon or not source or not function:
-            raise self.unusable(
-                spelled,
-                f"looked among the built-in {self.noun}s",
-                f"there are {', '.join(self.functions)}; your own is path/to/file.py:function or "
-                "package.module:function",
-            )
+        refuse(self.unknown(spelled))
+        source, _, function = name.rpartition(":")
         if source.endswith(".py"):
             path = os.path.abspath(source)
             tried = f"loaded the file {path}"

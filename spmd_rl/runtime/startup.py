@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from spmd_rl.algorithms.table import unknown_algorithms
 from spmd_rl.config.check import check
 from spmd_rl.config.check_reward_models import read_reward_shape, reward_model_knob
 from spmd_rl.config.config import Config
@@ -51,7 +52,7 @@ def configure(arguments: list[str]) -> tuple[Config, ModelShape]:
     """
     config = load_config(arguments)
     shape = read_model_shape(config.model.path)
-    refuse(check(config, size_from_environment(), shape))
+    refuse([*check(config, size_from_environment(), shape), *unknown_algorithms(config.algorithm)])
     if config.run.wandb == "online":
         require_wandb_key()
     return config, shape

@@ -9,6 +9,7 @@ from spmd_rl.algorithms.table import (
     find_loss,
     find_reduction,
     try_algorithms,
+    unknown_algorithms,
 )
 from spmd_rl.config.config import AlgorithmConfig
 
@@ -37,8 +38,8 @@ def test_what_is_built_in_goes_by_its_name():
 def test_dropping_uniform_groups_is_a_curation():
     for algorithm in (AlgorithmConfig(drop_uniform_groups=True), AlgorithmConfig(curation="teaching")):
         assert find_curation(algorithm)(GROUPS, REWARDS) == [True, True, False, False]
-    with pytest.raises(ValueError, match="algorithm.curation = mine.py:f: algorithm.drop_uniform_groups = true"):
-        try_algorithms(AlgorithmConfig(drop_uniform_groups=True, curation="mine.py:f"))
+    (problem,) = unknown_algorithms(AlgorithmConfig(drop_uniform_groups=True, curation="mine.py:f"))
+    assert str(problem).startswith("algorithm.curation = mine.py:f: algorithm.drop_uniform_groups = true")
 
 
 def test_a_function_of_the_users_takes_options_and_the_settings_that_it_names(own):
@@ -56,6 +57,13 @@ def test_a_name_that_nothing_has_is_refused_with_its_setting(knob, name, reason)
     with pytest.raises(ValueError, match=f"algorithm.{knob}: '{name}' is not an? .* that can be used; ") as error:
         try_algorithms(AlgorithmConfig(**{knob: name}))
     assert reason in str(error.value)
+
+
+def test_all_names_that_nothing_has_are_told_at_once_before_anything_is_imported():
+    wrong = {"advantage": "x", "curation": "y(a=1)", "loss_reduction": ":f", "loss": "nowhere.py:f"}
+    said = [str(problem) for problem in unknown_algorithms(AlgorithmConfig(**wrong))]
+    knobs = [text.partition(":")[0] for text in said]
+    assert knobs == ["algorithm.advantage", "algorithm.curation", "algorithm.loss_reduction"]
 
 
 @pytest.mark.parametrize(
