@@ -1,4 +1,4 @@
-"""How rank 0 speaks to the ranks: verbs out, small answers back, as msgpack, along a tree.
+"""Rank 0's channel to the ranks: verbs out, small answers back, as msgpack, along a tree.
 
 A rank that gets a verb hands its children their part of it, waits until each has it, and only then says so to its
 parent: a rank that never arrives is known by name before rank 0 waits for it inside a collective. Answers come back the

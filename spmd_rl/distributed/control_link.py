@@ -15,13 +15,13 @@ _REASON_SECONDS = 1.0
 
 
 class Waits(Protocol):
-    """What was begun and is waited for."""
+    """A transfer that was begun and is waited for."""
 
     def wait(self) -> None: ...
 
 
 class Receipt(Protocol):
-    """What a rank sends when it has a message."""
+    """Header that a rank sends when it has a message."""
 
     def by(self, deadline: float) -> bool:
         """Wait for it until time.monotonic() is `deadline`; return whether it came."""

@@ -25,7 +25,7 @@ if _CALL is not None:
 
 
 class Place(NamedTuple):
-    """Where a tensor lies in a process."""
+    """A tensor's place in the memory of a process."""
 
     address: int
     strides: Index

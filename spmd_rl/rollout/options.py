@@ -1,4 +1,4 @@
-"""What vLLM has to be told about a model that it does not find out itself."""
+"""Options that vLLM needs for a model and does not find out itself."""
 
 from spmd_rl.models.model_shape import ModelShape
 from spmd_rl.platforms.platform import Platform

@@ -11,7 +11,7 @@ from typing import Any
 from spmd_rl.distributed.commands import FAN_OUT, ControlChannel, Message, MissingRanks, Pending
 
 Do = Callable[[int, str, dict[str, Any]], Any]
-"""What a rank answers to a verb: (rank, verb, arguments)."""
+"""A rank's answer to a verb: (rank, verb, arguments)."""
 
 
 @dataclass

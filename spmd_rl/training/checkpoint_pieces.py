@@ -1,4 +1,4 @@
-"""What a rank holds of the optimizer's state, as parts of whole tensors: saved from where it is.
+"""A rank's part of the optimizer's state, as parts of whole tensors: saved from where it is.
 
 Megatron's `fully_reshardable` form gathers the whole state on every data-parallel rank before it saves. Its files may
 as well hold each rank's own part, cut where that does not fall on a whole row: loading puts boxes together anyway.

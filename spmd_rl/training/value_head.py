@@ -1,4 +1,4 @@
-"""What stands in place of the layer over the vocabulary in a model that scores: a reward model, a critic."""
+"""The head of a model that scores, in place of the layer over the vocabulary: a reward model, a critic."""
 
 import torch
 import torch.nn.functional as F

@@ -1,1 +1,1 @@
-"""What every rank does when rank 0 tells a verb."""
+"""A rank's part of each verb that rank 0 sends."""

@@ -1,4 +1,4 @@
-"""What a rank holds of its machine beside the device: memory, descriptors, processes, files in memory and on disk."""
+"""A rank's use of its machine beside the device: memory, descriptors, processes, files in memory and on disk."""
 
 import os
 import tempfile
