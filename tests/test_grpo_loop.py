@@ -46,6 +46,7 @@ class RecordingRanks:
     learned: list[dict] = field(default_factory=list)
     generated: list[tuple] = field(default_factory=list)
     consistency: list[bool] = field(default_factory=list)
+    fields: dict[str, dict[int, float]] = field(default_factory=dict)
 
     @contextmanager
     def rollout_mode(self, timed=None, canary: bool = False) -> Iterator[dict[str, float]]:
@@ -55,7 +56,9 @@ class RecordingRanks:
         yield moved
         self.told.append("to_training")
 
-    def generate(self, split, rows, step, samples_per_prompt, sampling) -> tuple[list[Ticket], dict[str, float]]:
+    def generate(
+        self, split, rows, step, samples_per_prompt, sampling, first_id=0
+    ) -> tuple[list[Ticket], dict[str, float]]:
         self.told.append(f"generate {split}")
         self.generated.append((split, tuple(rows), step, samples_per_prompt))
         self.step = step
@@ -84,14 +87,20 @@ class RecordingRanks:
         self.told.append(f"score {model}")
         return {}
 
-    def learn(self, minibatch, ids, advantages, weights, learning_rate) -> tuple[dict[str, float], str]:
+    def put(self, field: str, values: Mapping[int, float]) -> None:
+        self.told.append(f"put {field}")
+        self.fields[field] = dict(values)
+
+    def learn(self, model, minibatch, learning_rate) -> tuple[dict[str, float], str]:
         self.told.append("learn")
+        ids = self.plan.minibatches[minibatch].ids
         self.learned.append(
             {
+                "model": model,
                 "minibatch": minibatch,
                 "ids": list(ids),
-                "advantages": list(advantages),
-                "weights": list(weights),
+                "advantages": [self.fields["advantages"][i] for i in ids],
+                "weights": [self.fields["weights"][i] for i in ids],
                 "learning_rate": learning_rate,
             }
         )
@@ -185,23 +194,24 @@ def configured(steps: int, algorithm=None, train=None, checkpoint=None, evaluati
 
 
 ROLLOUT = ["to_rollout", "generate train", "to_training", "rewards"]
+PUT = ["put advantages", "put weights"]
 END = ["costs", "forget"]
 
 
 def test_a_step_is_rollout_reward_exchange_update(drive):
-    assert drive().told() == [*ROLLOUT, "exchange", "learn", *END]
+    assert drive().told() == [*ROLLOUT, "exchange", *PUT, "learn", *END]
 
 
 def test_a_divergence_needs_the_reference(drive):
     told = drive(algorithm={"kl_coefficient": 0.1}).told()
-    assert told == [*ROLLOUT, "exchange", "score reference", "learn", *END]
+    assert told == [*ROLLOUT, "exchange", "score reference", *PUT, "learn", *END]
 
 
 @pytest.mark.parametrize("kl", [0.0, 0.1])
 def test_several_minibatches_need_the_policy_before_the_first(drive, kl):
     driven = drive(train={"minibatches": 2}, algorithm={"kl_coefficient": kl})
     scores = ["score policy", *(["score reference"] if kl else [])]
-    assert driven.told() == [*ROLLOUT, "exchange", *scores, "learn", "learn", *END]
+    assert driven.told() == [*ROLLOUT, "exchange", *scores, *PUT, "learn", "learn", *END]
     assert [learned["minibatch"] for learned in driven.ranks.learned] == [0, 1]
     assert [learned["ids"] for learned in driven.ranks.learned] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
@@ -244,6 +254,7 @@ def test_without_dropping_a_step_in_which_no_group_teaches_is_one_like_any_other
         *ROLLOUT,
         "exchange",
         "score reference",
+        *PUT,
         "learn",
         *END,
     ]
@@ -251,7 +262,7 @@ def test_without_dropping_a_step_in_which_no_group_teaches_is_one_like_any_other
 
 def test_questions_are_asked_before_training_every_few_steps_and_at_the_end(drive):
     asked = ["to_rollout", "generate eval", "rewards", "conversations", "forget", "to_training"]
-    one = [*ROLLOUT, "exchange", "learn", *END]
+    one = [*ROLLOUT, "exchange", *PUT, "learn", *END]
     driven = drive(steps=3, evaluation={"every_steps": 2})
     told = driven.told(leave_out=("checkpoint_progress", "compare_answers"))
     assert told == [*asked, *one, *one, *asked, *one, *asked]
@@ -262,7 +273,7 @@ def test_questions_are_asked_before_training_every_few_steps_and_at_the_end(driv
 
 def test_a_checkpoint_begins_after_the_step_and_what_follows_it(drive):
     save = ["checkpoint_bytes", "begin_checkpoint"]
-    one = [*ROLLOUT, "exchange", "learn", *END]
+    one = [*ROLLOUT, "exchange", *PUT, "learn", *END]
     driven = drive(steps=3, checkpoint={"every_steps": 2}, run={"export_hf": True})
     told = driven.told(leave_out=("checkpoint_progress", "checkpoint_digests"))
     assert told == [*one, *one, *save, *one, *save, "export_hf"]
@@ -297,7 +308,7 @@ def test_a_sample_is_compared_with_both_engines_every_few_steps(drive):
 
 
 def test_a_few_samples_are_written_down_after_the_update(drive):
-    assert drive(run={"samples_logged": 2}).told() == [*ROLLOUT, "exchange", "learn", "conversations", *END]
+    assert drive(run={"samples_logged": 2}).told() == [*ROLLOUT, "exchange", *PUT, "learn", "conversations", *END]
 
 
 def run_reinforce(config, session):

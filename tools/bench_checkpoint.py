@@ -52,23 +52,16 @@ class Bench:
 
     def __init__(self, config: Any, shape: Any, platform: Any, world: Any) -> None:
 
-        from spmd_rl.distributed.layout import TrainLayout
-        from spmd_rl.training.parallel import start_parallel
-        from spmd_rl.training.trainer import Trainer
-        from spmd_rl.weights.families import megatron_shard
-        from spmd_rl.weights.files.hf_reader import load_shard
         from spmd_rl.worker.shard_saver import ShardSaver
+        from spmd_rl.worker.trainer import Trainer
 
-        layout = TrainLayout.of(config.parallel, world.size)
-        place = start_parallel(layout, config.run.seed)
-        shard = megatron_shard(shape, layout, world.rank)
-        device = platform.device(world.local_rank)
-        self.trainer = Trainer(config, shape, layout, place, device, lambda p, path: load_shard(path, shard, p, shape))
-        self.saver = ShardSaver(self.trainer, shard, world)
-        self.world, self.layout = world, layout
+        self.trainer = Trainer(config, shape, platform.device(world.local_rank), world)
+        self.learner = self.trainer.learners["policy"]
+        self.saver = ShardSaver(self.trainer.learners, world)
+        self.world, self.layout = world, self.trainer.layout
         made = tempfile.mkdtemp(prefix="checkpoint_", dir=os.environ.get("BENCH_DIR")) if world.rank == 0 else ""
         self.root = Path(self._all(made)[0])
-        self._samples(shape.vocabulary, place.data_rank)
+        self._samples(shape.vocabulary, self.trainer.place.data_rank)
 
     def _samples(self, vocabulary: int, data_rank: int) -> None:
         """What training steps are made on: 4 random samples, the same on all ranks."""
@@ -76,22 +69,23 @@ class Bench:
 
         from spmd_rl.controller.planner import plan_microbatches
         from spmd_rl.data.tickets import Ticket
-        from spmd_rl.training.packing import TrainSample
+        from spmd_rl.distributed.sample import Sample
 
         draw = torch.Generator().manual_seed(3)
         held, tickets = {}, []
         for name in range(4):
             prompt, response = (torch.randint(3, vocabulary, (16,), generator=draw) for _ in range(2))
-            held[name] = TrainSample(name, prompt, response, torch.full((16,), -6.0))
+            held[name] = Sample.of(name, prompt, response, rollout_logprobs=torch.full((16,), -6.0))
+            held[name].put("advantages", 0.1)
+            held[name].put("weights", 1.0 / 64)
             tickets.append(Ticket(name, name, 16, 16, 16, "stop"))
         plan = plan_microbatches(tickets, self.layout.data, 1, 256, False)
         mine = plan.minibatches[0].microbatches[data_rank]
-        self.packs = self.trainer.pack([[[held[i] for i in group] for group in batch] for batch in mine], False)
-        self.trainer.restore()
-        self.trainer.score(self.packs, "policy")
-        if self.trainer.reference is not None:
-            self.trainer.score(self.packs, "reference")
-        self.advantages, self.weights = dict.fromkeys(held, 0.1), dict.fromkeys(held, 1.0 / 64)
+        self.trainer.packs = [
+            self.trainer.pack([[[held[i] for i in group] for group in batch] for batch in mine], False)
+        ]
+        for model in self.trainer.models:
+            self.trainer.score(model)
 
     def _all(self, value: Any) -> list[Any]:
         from spmd_rl.distributed.gather import gather
@@ -101,8 +95,8 @@ class Bench:
     def step(self) -> float:
         """One training step; its seconds."""
         started = time.perf_counter()
-        self.trainer.learn(self.packs, self.advantages, self.weights, 1e-6)
-        self.trainer.gradients.release()  # as every switch to rollout does
+        self.trainer.learn("policy", 0, 1e-6)
+        self.learner.gradients.release()  # as every switch to rollout does
         return time.perf_counter() - started
 
     def begin(self, number: int) -> tuple[Path, float]:

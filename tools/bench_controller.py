@@ -91,6 +91,8 @@ def bench(count: int, samples: int) -> None:
         plan = plan_microbatches(tickets, count // TENSOR, 1, BUDGET_TOKENS, True)
     with measured(simulated, "exchange", rows):
         ranks.exchange(plan)
+    with measured(simulated, "put", rows):
+        ranks.put("advantages", {ticket.id: 0.1 * ticket.id for ticket in tickets})
     with measured(simulated, "score", rows):
         ranks.score("reference")
     with measured(simulated, "costs", rows):

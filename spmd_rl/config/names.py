@@ -15,6 +15,7 @@ class Verb(StrEnum):
     JUDGE = "judge"
     KEEP_REWARDS = "keep_rewards"
     EXCHANGE = "exchange"
+    PUT = "put"
     SCORE = "score"
     LEARN = "learn"
     CONVERSATIONS = "conversations"

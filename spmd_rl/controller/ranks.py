@@ -75,6 +75,8 @@ class Ranks:
         self.controller_bytes = 0
         self._owners: dict[int, int] = {}
         """Sample -> the rank that made it, of those that are kept."""
+        self._homes: dict[int, int] = {}
+        """Sample -> the data-parallel rank that trains on it, of those that were exchanged."""
 
     def _all(self, verb: Verb, by_rank: Sequence[Mapping[str, Any]] | None = None, **arguments: Any) -> list[Any]:
         """Have every rank do a verb, `by_rank` with arguments of its own; return the answers in rank order."""
@@ -85,10 +87,8 @@ class Ranks:
     def _routes(self, plan: Plan) -> list[dict[str, Any]]:
         """Return of each rank where the samples go that it made, and its own part of the plan."""
         routes: list[dict[int, int]] = [{} for _ in self.worker.data_ranks]
-        for minibatch in plan.minibatches:
-            for data_rank, batches in enumerate(minibatch.microbatches):
-                for sample in (sample for batch in batches for group in batch for sample in group):
-                    routes[self._owners[sample]][sample] = data_rank
+        for sample, data_rank in _homes(plan).items():
+            routes[self._owners[sample]][sample] = data_rank
         parts = [[minibatch.microbatches[data] for minibatch in plan.minibatches] for data in self.worker.data_ranks]
         return [{"data_ranks": route, "minibatches": part} for route, part in zip(routes, parts, strict=True)]
 
@@ -122,9 +122,18 @@ class Ranks:
 
     @verb
     def generate(
-        self, split: str, rows: Sequence[int], step: int, samples_per_prompt: int, sampling: SamplingParams
+        self,
+        split: str,
+        rows: Sequence[int],
+        step: int,
+        samples_per_prompt: int,
+        sampling: SamplingParams,
+        first_id: int = 0,
     ) -> tuple[list[Ticket], dict[str, float]]:
-        """Samples of these prompts; each is graded as it ends. Returns tickets in order of id, and metrics."""
+        """Sample these prompts; each sample is graded as it ends. Returns tickets in order of id, and metrics.
+
+        `first_id`: of the first sample, where earlier ones of the step have others; a multiple of `samples_per_prompt`.
+        """
         answers = self._all(
             Verb.GENERATE,
             split=split,
@@ -132,6 +141,7 @@ class Ranks:
             step=step,
             samples_per_prompt=samples_per_prompt,
             sampling=asdict(sampling),
+            first_id=first_id,
         )
         tickets = sorted((Ticket(**ticket) for answer in answers for ticket in answer["tickets"]), key=lambda t: t.id)
         self._owners |= {ticket["id"]: rank for rank, answer in enumerate(answers) for ticket in answer["tickets"]}
@@ -173,6 +183,7 @@ class Ranks:
             by_rank=self._routes(plan),
             share_prompts=plan.share_prompts,
         )
+        self._homes = _homes(plan)
         laid = [answer["tokens"] for answer in answers]
         return {
             "bytes/exchange/network": max(answer["network_bytes"] for answer in answers),
@@ -182,13 +193,17 @@ class Ranks:
 
     @verb
     def score(self, model: str) -> dict[str, float]:
-        """Log-probabilities of all exchanged samples under `policy` or `reference`; they stay on the ranks."""
+        """Have a model give each exchanged sample its log-probabilities, which stay on the ranks. Returns metrics."""
         answers = self._all(Verb.SCORE, model=model)
-        return {
-            f"timing/{model}_{move}": max(answer[move] for answer in answers)
-            for move in ("onload", "offload")
-            if model == "reference"
-        }
+        return {f"timing/{model}_{move}": max(answer[move] for answer in answers) for move in answers[0]}
+
+    @verb
+    def put(self, field: str, values: Mapping[int, float]) -> None:
+        """Set a field of exchanged samples, by id: one number for each of a sample's loss tokens."""
+        parts: dict[int, dict[int, float]] = {data_rank: {} for data_rank in self.worker.data_ranks}
+        for sample, value in values.items():
+            parts[self._homes[sample]][sample] = value
+        self._all(Verb.PUT, [{"values": parts[data_rank]} for data_rank in self.worker.data_ranks], field=field)
 
     @verb
     def read(self, model: str) -> dict[int, tuple[int, int]]:
@@ -213,26 +228,12 @@ class Ranks:
         }
 
     @verb
-    def learn(
-        self,
-        minibatch: int,
-        ids: Sequence[int],
-        advantages: Sequence[float],
-        weights: Sequence[float],
-        learning_rate: float,
-    ) -> tuple[dict[str, float], str]:
-        """One optimizer step on the samples `ids`; the loss is the sum over their tokens of weight * token loss.
+    def learn(self, model: str, minibatch: int, learning_rate: float) -> tuple[dict[str, float], str]:
+        """Make one optimizer step of a model on a mini-batch, whose samples have all fields that its loss reads.
 
         Returns metrics, and why the update was skipped; "" where it was made.
         """
-        answers = self._all(
-            Verb.LEARN,
-            minibatch=minibatch,
-            ids=list(ids),
-            advantages=list(advantages),
-            weights=list(weights),
-            learning_rate=learning_rate,
-        )
+        answers = self._all(Verb.LEARN, model=model, minibatch=minibatch, learning_rate=learning_rate)
         sums: dict[str, float] = {}
         for answer in answers:
             for name, value in answer["sums"].items():
@@ -241,7 +242,7 @@ class Ranks:
         metrics = {name: value / tokens for name, value in sums.items() if not name.endswith("_loss")}
         metrics |= {name: value for name, value in sums.items() if name.endswith("_loss")}
         metrics |= {
-            "correction/logprob_gap_max": max(answer["gap_max"] for answer in answers),
+            **{name: max(answer["maxima"].get(name, 0.0) for answer in answers) for name in _names(answers, "maxima")},
             "grad_norm": answers[0]["grad_norm"],
             "update/skipped": float(not answers[0]["updated"]),
         }
@@ -325,6 +326,23 @@ class Ranks:
     def stop(self) -> None:
         """The last verb: every rank leaves its loop."""
         self._all(Verb.STOP)
+
+
+def _homes(plan: Plan) -> dict[int, int]:
+    """Return the data-parallel rank of each sample of a plan."""
+    return {
+        sample: data_rank
+        for minibatch in plan.minibatches
+        for data_rank, batches in enumerate(minibatch.microbatches)
+        for batch in batches
+        for group in batch
+        for sample in group
+    }
+
+
+def _names(answers: Sequence[Mapping[str, Any]], kind: str) -> list[str]:
+    """Return the names in a mapping of each answer, once each, in order."""
+    return list(dict.fromkeys(name for answer in answers for name in answer[kind]))
 
 
 def _why_skipped(answers: Sequence[Mapping[str, Any]]) -> str:

@@ -115,7 +115,6 @@ class Step:
         )
         self.batch = Batch([], {})
         self.plan: Plan | None = None
-        self._fields: dict[str, Mapping[int, float]] = {}
         self._metrics: list[Mapping[str, float]] = [{"grpo/lr": self.learning_rate}]
 
     @contextmanager
@@ -171,7 +170,8 @@ class Step:
         """Set a field of exchanged samples, by id: one number for each of a sample's loss tokens."""
         if self.plan is not None:
             with self.timed(Phase.UPDATE):
-                self._fields[field] = values
+                ids = [i for minibatch in self.plan.minibatches for i in minibatch.ids]
+                self.ranks.put(field, {i: values[i] for i in ids})
 
     def weights(self, reduce: Reduction) -> dict[int, float]:
         """Return the weight of each sample's tokens in the loss of its mini-batch."""
@@ -188,9 +188,7 @@ class Step:
 
     def learn(self, model: str, minibatch: int) -> None:
         """Make one optimizer step of a model on a mini-batch."""
-        ids = self.plan.minibatches[minibatch].ids
-        advantages, weights = ([self._fields[name][i] for i in ids] for name in ("advantages", "weights"))
-        self.log.learning(*self.ranks.learn(minibatch, ids, advantages, weights, self.learning_rate))
+        self.log.learning(*self.ranks.learn(model, minibatch, self.learning_rate))
 
     def end(self) -> None:
         """Log what the step came to, and have the ranks drop its samples."""

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from spmd_rl.distributed.layout import RolloutLayout
+from spmd_rl.distributed.sample import Sample
 from spmd_rl.distributed.status import set_status
 from spmd_rl.models.model_shape import ModelShape
 from spmd_rl.platforms.platform import Platform
@@ -191,16 +192,13 @@ class Engine:
 
 def _completion(request: Request, output: Any) -> Completion:
     sample = output.outputs[0]
-    tokens = torch.tensor(list(sample.token_ids), dtype=torch.int64)
+    tokens = torch.tensor(list(sample.token_ids), dtype=torch.int32)
     flat = sample.logprobs
     # One entry a position: the sampled token's.
     logprobs = torch.tensor([flat.logprobs[start] for start in flat.start_indices], dtype=torch.float32)
     assert len(logprobs) == len(tokens)
     return Completion(
-        id=request.id,
-        prompt=torch.tensor(request.prompt, dtype=torch.int64),
-        response=tokens,
-        logprobs=logprobs,
+        Sample.of(request.id, torch.tensor(request.prompt, dtype=torch.int32), tokens, rollout_logprobs=logprobs),
         finish_reason=str(sample.finish_reason),
         cached_prompt_tokens=output.num_cached_tokens or 0,
     )

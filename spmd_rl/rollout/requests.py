@@ -2,9 +2,8 @@
 
 from dataclasses import dataclass
 
-import torch
-
 from spmd_rl.data.sampling_params import SamplingParams
+from spmd_rl.distributed.sample import Sample
 
 __all__ = ["Completion", "Request", "SamplingParams"]
 
@@ -21,15 +20,11 @@ class Request:
 
 @dataclass(frozen=True)
 class Completion:
-    """One generated sample."""
+    """One generated sample, and why it ended."""
 
-    id: int
-    prompt: torch.Tensor
-    """Token ids [P], int64."""
-    response: torch.Tensor
-    """Token ids [R], int64, the end token included when it was drawn."""
-    logprobs: torch.Tensor
-    """Natural logs, fp32, of the distribution each response token was drawn from [R]."""
+    sample: Sample
+    """The end token included when it was drawn; its field rollout_logprobs: natural logs [R], fp32, of the distribution
+    that each response token was drawn from."""
     finish_reason: str
     """`stop` or `length`."""
     cached_prompt_tokens: int

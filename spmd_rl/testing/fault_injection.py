@@ -7,7 +7,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -143,46 +142,37 @@ class FaultInjector:
         piece = pieces[0]
         words = f"flips bit {fault.bit} of {fault.param}{list(piece.start)}: {piece.param} of its {fault.side}"
         if fault.side == "training":
-            parameters = self.worker.trainer.parameters()
-            return words, lambda: _flip(parameters[piece.param], piece.at, fault.bit)
-        checksums = self.worker.device_switch.rolled_out
-        update = checksums.update
+            weights = self.worker.models["policy"].weights()
+            return words, lambda: _flip(weights[piece.param], piece.at, fault.bit)
+        switch = self.worker.device_switch
+        before = switch.on_written
 
         def flipped(name: str, tensor: torch.Tensor) -> None:
             if name == piece.param:
-                del checksums.update
+                switch.on_written = before
                 _flip(tensor, piece.at, fault.bit)
-            update(name, tensor)
 
         # When the refresh has written the parameter, and before it is proved.
-        return words, lambda: setattr(checksums, "update", flipped)
+        return words, lambda: setattr(switch, "on_written", flipped)
 
     def _nan(self, fault: Fault) -> tuple[str, Callable[[], None] | None]:
-        trainer, engine = self.worker.trainer, self.worker.engine
+        trainer, rollouts = self.worker.trainer, self.worker.rollouts
+        policy = trainer.models["policy"]
         if fault.phase == Phase.CHECKPOINT:
-            name, weight = next(iter(trainer.parameters().items()), ("", None))
+            name, weight = next(iter(policy.weights().items()), ("", None))
             strike = None if weight is None else lambda: weight.data.view(-1)[:1].fill_(torch.nan)
             return f"makes a weight of {name} nan", strike
         if fault.phase == Phase.ROLLOUT:
-            generate = engine.generate
+            heard = rollouts.on_completion
 
-            def broken(requests: Any, sampling: Any, finished: Callable) -> None:
-                del engine.generate
-                left = [1]
+            def broken(completion: Any) -> None:
+                rollouts.on_completion = heard
+                completion.sample.fields["rollout_logprobs"][:1] = torch.nan
 
-                def heard(completion: Any) -> None:
-                    if left and left.pop():
-                        logprobs = completion.logprobs.clone()
-                        logprobs[:1] = torch.nan
-                        completion = replace(completion, logprobs=logprobs)
-                    finished(completion)
-
-                generate(requests, sampling, heard)
-
-            return "makes a log-probability of the engine nan", lambda: setattr(engine, "generate", broken)
+            return "makes a log-probability of the engine nan", lambda: setattr(rollouts, "on_completion", broken)
         if fault.of == "gradient":
-            name, weight = next((n, w) for n, w in trainer.policy.named() if w.requires_grad)
-            config = trainer.policy.config
+            name, weight = next((n, w) for n, w in policy.module.named() if w.requires_grad)
+            config = policy.module.config
             summed = config.finalize_model_grads_func
 
             def poisoned(model: Any, *rest: Any, **options: Any) -> None:
@@ -192,38 +182,33 @@ class FaultInjector:
 
             # After the backward passes, and before gradients are summed over ranks.
             return f"makes the gradient of {name} nan", lambda: setattr(config, "finalize_model_grads_func", poisoned)
-        run = trainer._run
+        loss, left = trainer.losses["policy"], [1]
 
-        def running(model: Any, policy: Any, packs: Any, use: Callable, backward: bool) -> None:
-            del trainer._run
-            left = [1]
+        def wrong(packed: Any, logprobs: torch.Tensor, entropy: torch.Tensor) -> Any:
+            trainer.losses["policy"] = loss
+            if left and left.pop():
+                factors = torch.ones_like(logprobs)
+                factors[:1] = torch.nan
+                logprobs = logprobs * factors
+            return loss(packed, logprobs, entropy)
 
-            def used(packed: Any, logprobs: torch.Tensor, entropy: torch.Tensor) -> torch.Tensor:
-                if packed.samples and left and left.pop():
-                    factors = torch.ones_like(logprobs)
-                    factors[:1] = torch.nan
-                    logprobs = logprobs * factors
-                return use(packed, logprobs, entropy)
-
-            run(model, policy, packs, used, backward)
-
-        return "makes a token's loss nan", lambda: setattr(trainer, "_run", running)
+        return "makes a token's loss nan", lambda: trainer.losses.update(policy=wrong)
 
     def _disk_full(self, fault: Fault) -> tuple[str, Callable[[], None]]:
-        state = self.worker.saver._state
-        begin_save = state.begin_save
+        saver = self.worker.saver
+        before = saver.on_save
 
-        def full(directory: Path, *given: Any) -> None:
-            del state.begin_save
+        def full(directory: Path) -> None:
+            saver.on_save = before
             for number in range(_FILES):
                 (directory / f"__{self.rank}_{number}.distcp").symlink_to("/dev/full")
-            begin_save(directory, *given)
 
         # Every write to /dev/full fails as on a full disk, in the kernel.
-        return "finds no space left for what it saves", lambda: setattr(state, "begin_save", full)
+        return "finds no space left for what it saves", lambda: setattr(saver, "on_save", full)
 
     def _pieces(self, fault: Fault) -> tuple:
-        shard = self.worker.shard if fault.side == "training" else self.worker.device_switch.destination
+        training = fault.side == "training"
+        shard = self.worker.models["policy"].shard if training else self.worker.device_switch.destination
         return shard.by_tensor.get(fault.param, ())
 
     @property

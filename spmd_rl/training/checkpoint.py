@@ -1,4 +1,4 @@
-"""What training needs to go on: the policy's weights and the optimizer's state, as a distributed checkpoint.
+"""What a learner needs to go on: its weights and its optimizer's state, as a distributed checkpoint.
 
 Megatron's `dist_checkpointing` in its `fully_reshardable` form, so that any layout reads what any other wrote. Saving
 is asynchronous: the call returns when a copy of the process (a fork) has the state, and that copy writes while training
@@ -31,8 +31,7 @@ from spmd_rl.distributed.gather import gather
 from spmd_rl.health.parent_death import die_with_all
 from spmd_rl.patches.checkpoint_writes import failures
 from spmd_rl.training.checkpoint_pieces import save_own_pieces
-from spmd_rl.training.model import PolicyModel
-from spmd_rl.training.optimizer import PolicyOptimizer
+from spmd_rl.training.learner import Learner
 from spmd_rl.weights.files.checkpoint_layout import CONTENT
 from spmd_rl.weights.files.checkpoint_reader import Checkpoint
 
@@ -40,17 +39,15 @@ _OPTIMIZER = {"distrib_optim_sharding_type": "fully_reshardable", "chained_optim
 
 
 class TrainingState:
-    """The state of a policy in training, to be saved and loaded; every method is a collective act of all ranks."""
+    """The state of one learner, to be saved and loaded; every method is a collective act of all ranks."""
 
-    def __init__(
-        self, policy: PolicyModel, optimizer: PolicyOptimizer, control: dist.ProcessGroup | None = None
-    ) -> None:
+    def __init__(self, learner: Learner, control: dist.ProcessGroup | None = None) -> None:
         """`control`: a group for small things that the ranks tell each other; by default the one of all ranks."""
-        self._policy, self._optimizer, self._control = policy, optimizer, control
+        self._model, self._optimizer, self._control = learner.model.module, learner.optimizer, control
         self._directory, self._note = Path(), _Note()
         self._group = parallel_state.get_data_parallel_group(with_context_parallel=True)
         self._calls = AsyncCallsQueue(persistent=False)
-        for inner in optimizer.distributed:
+        for inner in self._optimizer.distributed:
             save_own_pieces(inner)
         # Who writes what is the same in every save: agreed upon in the first, and kept.
         self._strategy = FullyParallelSaveStrategyWrapper(
@@ -60,8 +57,8 @@ class TrainingState:
 
     def bytes(self) -> int:
         """What this rank writes, about: its share of the weights, and of float32 parameters and two moments of each."""
-        weights = sum(parameter.nbytes for parameter in self._policy.parameters())
-        trained = sum(parameter.numel() for parameter in self._policy.parameters() if parameter.requires_grad)
+        weights = sum(parameter.nbytes for parameter in self._model.parameters())
+        trained = sum(parameter.numel() for parameter in self._model.parameters() if parameter.requires_grad)
         return (weights + 12 * trained) // self._group.size()
 
     def begin_save(self, directory: Path, broken: Callable[[], str] = str) -> None:
@@ -69,7 +66,6 @@ class TrainingState:
 
         `broken`: says why this rank's state must not be saved, or "". It is asked in the fork, while training goes on.
         """
-        failures.clear()
         self._note = _Note()
         self._directory = directory
         state = self._sharded(loading=False)
@@ -141,9 +137,9 @@ class TrainingState:
         self._optimizer.optimizer.load_state_dict(found["optimizer"])
 
     def _chunks(self) -> list[tuple[str, Any]]:
-        if len(self._policy) == 1:
-            return [("model", self._policy[0])]
-        return [(f"model{n}", chunk) for n, chunk in enumerate(self._policy)]
+        if len(self._model) == 1:
+            return [("model", self._model[0])]
+        return [(f"model{n}", chunk) for n, chunk in enumerate(self._model)]
 
     def _sharded(self, loading: bool) -> dict[str, Any]:
         metadata = CONTENT | _OPTIMIZER | {"dp_cp_group": self._group}

@@ -1,103 +1,94 @@
-"""Passes of the model over micro-batches, through Megatron's pipeline schedules."""
+"""Passes of a model over micro-batches, through Megatron's pipeline schedules; what is made of its hidden states."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from spmd_rl.distributed.status import set_status
 from spmd_rl.training.context import of_all_tokens
-from spmd_rl.training.model import PolicyModel
+from spmd_rl.training.model import ModelChunk
 from spmd_rl.training.packing import Packed
 from spmd_rl.training.parallel import Place
 from spmd_rl.training.token_logprobs import token_logprobs
 
-Loss = Callable[[Packed, torch.Tensor, torch.Tensor], torch.Tensor]
-"""(micro-batch, logprobs [N], entropy [N]) -> the sum of the micro-batch's weighted token losses."""
-ValueLoss = Callable[[Packed, torch.Tensor], torch.Tensor]
-"""(micro-batch, values [N, labels]) -> the sum of the micro-batch's weighted token losses."""
+Rows = tuple[torch.Tensor, ...]
+"""Of each loss token some numbers, each [N]."""
+
+
+class Head(Protocol):
+    """What is computed of the hidden states that predict loss tokens."""
+
+    def __call__(self, last: ModelChunk, packed: Packed, hidden: torch.Tensor, place: Place) -> Rows:
+        """[T/tp or T, 1, H] of the last stage -> numbers of the n loss tokens that this rank's chunk predicts."""
+        ...
+
+
+@dataclass(frozen=True)
+class LogprobHead:
+    """Log-probability and entropy of each loss token."""
+
+    vocabulary: int
+    temperature: float
+    chunk_tokens: int
+    """So many tokens' logits are in memory at a time."""
+
+    def __call__(self, last: ModelChunk, packed: Packed, hidden: torch.Tensor, place: Place) -> Rows:
+        rows = last.vocab_size // place.tensor_size
+        first_row = place.tensor_rank * rows
+        real_rows = max(0, min(rows, self.vocabulary - first_row))
+        return token_logprobs(
+            # gather_hidden is a collective of the tensor group: a micro-batch without samples takes part in it.
+            last.gather_hidden(hidden).index_select(0, packed.predictors),
+            last.output_weight()[:real_rows],
+            packed.targets,
+            self.temperature,
+            first_row,
+            place.tensor_group,
+            self.chunk_tokens,
+        )
+
+
+@dataclass(frozen=True)
+class ValueOfState:
+    """One value of the state before each loss token, see training/packing.py."""
+
+    label: int = 0
+
+    def __call__(self, last: ModelChunk, packed: Packed, hidden: torch.Tensor, place: Place) -> Rows:
+        return (last.value_head(hidden).index_select(0, packed.predictors)[:, self.label],)
 
 
 def run_passes(
-    model: Sequence[torch.nn.Module],
-    policy: PolicyModel,
+    chunks: Sequence[torch.nn.Module],
+    last: ModelChunk,
     place: Place,
-    microbatches: list[Packed],
-    vocabulary: int,
-    temperature: float,
-    chunk: int,
-    use: Loss,
+    packs: Sequence[Packed],
+    head: Head,
+    use: Callable[..., torch.Tensor],
     backward: bool,
 ) -> None:
-    """One pass over all micro-batches; `use` sees each one's log-probabilities on the last pipeline stage.
+    """Make one pass over all micro-batches; on the last stage `use(packed, *rows)` sees what the head makes of each.
 
-    `model` is what the schedule drives (the policy's chunks, or those wrapped for gradients). With `backward`, the
+    `chunks` is what the schedule drives: a model's chunks, or those wrapped for gradients. With `backward`, the
     gradients of the sum of what `use` returns, over all ranks, are left in the model's gradient buffers.
     """
-    last = policy.last
-    rows = last.vocab_size // place.tensor_size
-    first_row = place.tensor_rank * rows
-    real_rows = max(0, min(rows, vocabulary - first_row))
+    begun, passes = 0, len(packs) * len(chunks)
 
     def loss(packed: Packed, hidden: torch.Tensor) -> torch.Tensor:
-        # gather_hidden is a collective of the tensor group: a micro-batch without samples takes part in it.
-        rows_of_hidden = last.gather_hidden(hidden).index_select(0, packed.predictors)
-        logprobs, entropy = token_logprobs(
-            rows_of_hidden,
-            last.output_weight()[:real_rows],
-            packed.targets,
-            temperature,
-            first_row,
-            place.tensor_group,
-            chunk,
-        )
+        rows = head(last, packed, hidden, place)
         if place.context_size > 1:
-            own, count = torch.stack((logprobs, entropy)), sum(packed.lengths)
-            logprobs, entropy = of_all_tokens(own, packed.places, count, place.context_group)
-        return use(packed, logprobs, entropy)
+            rows = of_all_tokens(torch.stack(rows), packed.places, sum(packed.lengths), place.context_group).unbind()
+        return use(packed, *rows)
 
-    _drive(model, microbatches, loss, backward)
-
-
-def run_values(
-    model: Sequence[torch.nn.Module],
-    scorer: PolicyModel,
-    place: Place,
-    microbatches: list[Packed],
-    use: ValueLoss,
-    backward: bool,
-) -> None:
-    """run_passes for a model with a value head: `use` sees the values of the tokens that predict response tokens.
-
-    That is, of the state before each response token; see training/packing.py.
-    """
-
-    def loss(packed: Packed, hidden: torch.Tensor) -> torch.Tensor:
-        values = scorer.last.value_head(hidden).index_select(0, packed.predictors)
-        if place.context_size > 1:
-            values = of_all_tokens(values.T, packed.places, sum(packed.lengths), place.context_group).T
-        return use(packed, values)
-
-    _drive(model, microbatches, loss, backward)
-
-
-def _drive(
-    model: Sequence[torch.nn.Module],
-    microbatches: list[Packed],
-    loss: Callable[[Packed, torch.Tensor], torch.Tensor],
-    backward: bool,
-) -> None:
-    """All micro-batches through Megatron's schedule; `loss` sees the hidden states of the last stage."""
-
-    begun, passes = 0, len(microbatches) * len(model)
-
-    def step(packs: Iterator[Packed], layers: torch.nn.Module) -> tuple[torch.Tensor, Any]:
+    def step(left: Iterator[Packed], chunk: torch.nn.Module) -> tuple[torch.Tensor, Any]:
         nonlocal begun
         begun += 1
         set_status(doing=f"micro-batch {begun} of {passes}")
-        packed = next(packs)
-        output = layers(packed.tokens, None, None, packed_seq_params=packed.params)
+        packed = next(left)
+        output = chunk(packed.tokens, None, None, packed_seq_params=packed.params)
 
         def of_hidden(hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
             return loss(packed, hidden), torch.zeros((), dtype=torch.int, device=hidden.device), {}
@@ -106,11 +97,11 @@ def _drive(
 
     get_forward_backward_func()(
         forward_step_func=step,
-        data_iterator=[iter(microbatches) for _ in model],
-        model=list(model),
-        num_microbatches=len(microbatches),
+        data_iterator=[iter(packs) for _ in chunks],
+        model=list(chunks),
+        num_microbatches=len(packs),
         # Only read when every micro-batch has the same length; the stages tell each other the lengths.
-        seq_length=max(packed.tokens.shape[1] for packed in microbatches),
+        seq_length=max(packed.tokens.shape[1] for packed in packs),
         micro_batch_size=1,
         forward_only=not backward,
     )

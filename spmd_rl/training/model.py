@@ -27,6 +27,15 @@ class ModelChunk(GPTModel):
     def _postprocess(self, hidden_states: torch.Tensor, **others: Any) -> torch.Tensor:
         return hidden_states
 
+    def sharded_state_dict(self, *arguments: Any, **options: Any) -> dict[str, Any]:
+        """Describe the weights for a checkpoint; Megatron expects an output layer on every last stage."""
+        last = self.post_process
+        self.post_process = last and not hasattr(self, "value_head")
+        try:
+            return super().sharded_state_dict(*arguments, **options)
+        finally:
+            self.post_process = last
+
     def output_weight(self) -> torch.Tensor:
         """[V/tp, H], with this shard's padding rows."""
         if self.share_embeddings_and_output_weights:
@@ -42,7 +51,7 @@ class ModelChunk(GPTModel):
         return hidden[:, 0]
 
 
-class PolicyModel(torch.nn.ModuleList):
+class ModelChunks(torch.nn.ModuleList):
     """This rank's shard of the model: one chunk of layers, or several of a virtual pipeline."""
 
     @property
@@ -70,11 +79,11 @@ class PolicyModel(torch.nn.ModuleList):
         return parameters | {name: bias for name, bias in inside.named_buffers() if name.endswith(".expert_bias")}
 
 
-def build_model(shape: ModelShape, layout: TrainLayout, config: TransformerConfig) -> PolicyModel:
+def build_model(shape: ModelShape, layout: TrainLayout, config: TransformerConfig) -> ModelChunks:
     """This rank's shard, uninitialised: weights/files/hf_reader.py fills it."""
     chunks = layout.chunk_layers(shape.layers)
     mine = chunks[parallel_state.get_pipeline_model_parallel_rank() :: layout.pipeline]
-    return PolicyModel(
+    return ModelChunks(
         _build_chunk(shape, layers, config, number if layout.virtual > 1 else None)
         for number, layers in enumerate(mine)
     )

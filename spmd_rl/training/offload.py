@@ -1,7 +1,6 @@
 """Take what the engine does not need off the device while it holds it."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from megatron.core.distributed import DistributedDataParallel
@@ -34,43 +33,38 @@ class Releasable:
 class Offloaded:
     """Hold storages whose contents wait on the host; on a CPU they are there already."""
 
-    def __init__(self, tensors: list[torch.Tensor]):
-        self.tensors = tensors if current().offloads else []
-        self.storages = Releasable(self.tensors)
-        self.on_host: list[torch.Tensor] = []
+    def __init__(self, tensors: Sequence[torch.Tensor]):
+        """`tensors`: what lies in the storages, which several may share."""
+        self.count = len(tensors)
+        storages = {tensor.untyped_storage()._cdata: tensor for tensor in tensors if current().offloads}
+        self._whole = [
+            torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
+            for tensor in storages.values()
+        ]
+        self._storages = Releasable(self._whole)
+        self._on_host: list[torch.Tensor] = []
 
-    def offload(self) -> int:
-        """Move to the host; returns the bytes moved."""
-        if self.storages.released or not self.tensors:
-            return 0
-        if not self.on_host:
-            self.on_host = [torch.empty_like(tensor, device="cpu", pin_memory=True) for tensor in self.tensors]
-        for tensor, host in zip(self.tensors, self.on_host, strict=True):
+    def offload(self) -> None:
+        """Move to the host."""
+        if self._storages.released or not self._whole:
+            return
+        if not self._on_host:
+            self._on_host = [torch.empty_like(tensor, device="cpu", pin_memory=True) for tensor in self._whole]
+        for tensor, host in zip(self._whole, self._on_host, strict=True):
             host.copy_(tensor, non_blocking=True)
         current().synchronize()
-        self.storages.release()
-        return sum(self.storages.sizes)
+        self._storages.release()
 
-    def onload(self) -> int:
-        """Move back to the device; returns the bytes moved."""
-        if not self.storages.released:
-            return 0
-        self.storages.restore()
-        for tensor, host in zip(self.tensors, self.on_host, strict=True):
+    def onload(self) -> None:
+        """Move back to the device."""
+        if not self._storages.released:
+            return
+        self._storages.restore()
+        for tensor, host in zip(self._whole, self._on_host, strict=True):
             tensor.copy_(host, non_blocking=True)
         current().synchronize()
-        return sum(self.storages.sizes)
 
 
 def gradient_buffers(wrapped: Sequence[DistributedDataParallel]) -> list[torch.Tensor]:
     """Return Megatron's contiguous gradient buffers of this rank."""
-    return [buffer.grad_data for buffer in _buffers(wrapped)]
-
-
-def parameter_buffers(wrapped: Sequence[DistributedDataParallel]) -> list[torch.Tensor]:
-    """Return Megatron's contiguous parameter buffers of this rank."""
-    return [buffer.param_data for buffer in _buffers(wrapped)]
-
-
-def _buffers(wrapped: Sequence[DistributedDataParallel]) -> list[Any]:
-    return [buffer for chunk in wrapped for buffer in chunk.buffers + chunk.expert_parallel_buffers]
+    return [buffer.grad_data for chunk in wrapped for buffer in chunk.buffers + chunk.expert_parallel_buffers]

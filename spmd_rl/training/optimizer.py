@@ -1,4 +1,4 @@
-"""Megatron's distributed optimizer over the policy: gradients summed, clipped, applied."""
+"""Megatron's distributed optimizer: gradients summed, clipped, applied."""
 
 import math
 from collections.abc import Iterator
@@ -10,20 +10,20 @@ from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 
 from spmd_rl.config.config import TrainConfig
-from spmd_rl.training.model import PolicyModel
-from spmd_rl.training.offload import Offloaded, parameter_buffers
+from spmd_rl.training.model import ModelChunks
+from spmd_rl.training.offload import Offloaded
 
 
-def wrap_for_gradients(policy: PolicyModel) -> list[DistributedDataParallel]:
-    """The policy's chunks with Megatron's gradient buffers around them.
+def wrap_for_gradients(model: ModelChunks) -> list[DistributedDataParallel]:
+    """Lay Megatron's gradient buffers around a model's chunks.
 
     Gradients are summed over the data-parallel ranks, those of experts over the ranks that hold the same experts.
     """
-    policy.config.finalize_model_grads_func = _sum_gradients
+    model.config.finalize_model_grads_func = _sum_gradients
     buffers = DistributedDataParallelConfig(
         use_distributed_optimizer=True, grad_reduce_in_fp32=True, overlap_grad_reduce=False
     )
-    return [DistributedDataParallel(policy.config, buffers, chunk) for chunk in policy]
+    return [DistributedDataParallel(model.config, buffers, chunk) for chunk in model]
 
 
 def _sum_gradients(model: list[torch.nn.Module], num_tokens: torch.Tensor | None = None, **options: object) -> None:
@@ -31,7 +31,7 @@ def _sum_gradients(model: list[torch.nn.Module], num_tokens: torch.Tensor | None
     finalize_model_grads(model, None, **options)
 
 
-class PolicyOptimizer:
+class Optimizer:
     """AdamW whose state is spread over the data-parallel ranks."""
 
     def __init__(self, wrapped: list[DistributedDataParallel], train: TrainConfig, dtype: torch.dtype):
@@ -111,7 +111,7 @@ class PolicyOptimizer:
             if isinstance(value, torch.Tensor) and value.dim() > 0
         ]
         # In half precision the optimizer has parameters of its own; in fp32 they are the model's, which wait elsewhere.
-        model = {tensor.untyped_storage()._cdata for tensor in parameter_buffers(self.wrapped)}
+        model = {weight.untyped_storage()._cdata for chunk in self.wrapped for weight in chunk.parameters()}
         tensors += [
             parameter.data
             for torch_optimizer in inner
@@ -119,7 +119,7 @@ class PolicyOptimizer:
             for parameter in group["params"]
             if parameter.untyped_storage()._cdata not in model
         ]
-        if self._offloaded is None or len(self._offloaded.tensors) != len(tensors):
+        if self._offloaded is None or self._offloaded.count != len(tensors):
             self._offloaded = Offloaded(tensors)
         return self._offloaded
 

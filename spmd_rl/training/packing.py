@@ -11,24 +11,9 @@ from dataclasses import dataclass, field
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 
+from spmd_rl.distributed.sample import Sample
 from spmd_rl.platforms import current
 from spmd_rl.platforms.attention_layout import Attend, AttentionLayout, QuerySequence
-
-
-@dataclass
-class TrainSample:
-    """One sample on the ranks that train on it."""
-
-    id: int
-    prompt: torch.Tensor
-    """Token ids [P], int64."""
-    response: torch.Tensor
-    """Token ids [R], int64."""
-    rollout_logprobs: torch.Tensor
-    """vLLM's, of each response token [R], fp32."""
-    policy_logprobs: torch.Tensor | None = None
-    """Megatron's before the update [R], on the last pipeline stage."""
-    reference_logprobs: torch.Tensor | None = None
 
 
 @dataclass
@@ -45,28 +30,40 @@ class PackedTokens(PackedSeqParams):
 class Packed:
     """One micro-batch.
 
-    T tokens, N response tokens over all samples. A context rank has a chunk of C = T / context tokens, which predict n
-    of the response tokens; without context parallelism that is all of them.
+    T tokens, N loss tokens over all samples. A context rank has a chunk of C = T / context tokens, which predict n of
+    the loss tokens; without context parallelism that is all of them.
     """
 
-    samples: list[TrainSample]
+    samples: list[Sample]
     tokens: torch.Tensor
     """The chunk [1, C]."""
     predictors: torch.Tensor
-    """Index in [0, C) of the token whose hidden state predicts each of the n response tokens [n]."""
+    """Index in [0, C) of the token whose hidden state predicts each of the n loss tokens [n]."""
     targets: torch.Tensor
-    """The response tokens that the chunk predicts [n]."""
+    """The loss tokens that the chunk predicts [n]."""
     places: torch.Tensor
     """Index in [0, N) of each of them [n]."""
     lengths: list[int]
-    """Response tokens of each sample, in the order of `samples`; they sum to N."""
+    """Loss tokens of each sample, in the order of `samples`; they sum to N."""
     params: PackedTokens = field(repr=False, default_factory=PackedTokens)
     padding_tokens: int = 0
     """Of the chunk."""
 
+    def field(self, name: str) -> torch.Tensor | None:
+        """Return a field of all samples at their loss tokens [N], on the device; None where they don't have it."""
+        if not self.samples or name not in self.samples[0].fields:
+            return None
+        values = [sample.fields[name][sample.loss_mask.to(sample.fields[name].device)] for sample in self.samples]
+        return torch.cat(values).to(self.tokens.device)
+
+    def put(self, name: str, values: torch.Tensor) -> None:
+        """Set a field of all samples: `values` of their loss tokens [N]."""
+        for sample, part in zip(self.samples, values.split(self.lengths), strict=True):
+            sample.put(name, part)
+
 
 def pack(
-    groups: Sequence[Sequence[TrainSample]],
+    groups: Sequence[Sequence[Sample]],
     multiple: int,
     share_prompts: bool,
     device: torch.device,
@@ -84,7 +81,8 @@ def pack(
     positions: list[torch.Tensor] = []
     predictors: list[torch.Tensor] = []
     sequences: list[QuerySequence] = []
-    samples: list[TrainSample] = []
+    samples: list[Sample] = []
+    targets: list[torch.Tensor] = []
     cursor = 0
 
     def lay(tokens: torch.Tensor, first_position: int) -> int:
@@ -103,14 +101,17 @@ def pack(
             if len(sharing) > 1:
                 sequences.append(QuerySequence(start, cursor))
             for sample in sharing:
-                response_start = lay(sample.response[:-1], len(prompt))
+                response = sample.response
+                response_start = lay(response[:-1], len(prompt))
                 if len(sharing) == 1:
                     sequences.append(QuerySequence(start, cursor))
                 elif cursor > response_start:
                     sequences.append(QuerySequence(response_start, cursor, shared))
                 # The first response token is predicted by the prompt's last token, each later one by its predecessor.
-                predictors.append(torch.tensor([start + len(prompt) - 1]))
-                predictors.append(torch.arange(response_start, response_start + len(sample.response) - 1))
+                before = torch.arange(response_start - 1, response_start - 1 + len(response))
+                before[0] = start + len(prompt) - 1
+                predictors.append(before[sample.loss_mask])
+                targets.append(response[sample.loss_mask])
                 samples.append(sample)
     real, whole = cursor, multiple * chunks
     padding = -cursor % whole if cursor else whole
@@ -124,11 +125,11 @@ def pack(
     length = torch.tensor([0, size], dtype=torch.int32, device=device)
     return Packed(
         samples=samples,
-        tokens=torch.cat(pieces)[None, start:end].to(device),
+        tokens=torch.cat(pieces)[None, start:end].long().to(device),
         predictors=(predicting[places] - start).to(device),
-        targets=torch.cat([nothing, *(sample.response for sample in samples)])[places].to(device),
+        targets=torch.cat([nothing, *targets])[places].to(device),
         places=places.to(device),
-        lengths=[len(sample.response) for sample in samples],
+        lengths=[len(target) for target in targets],
         params=PackedTokens(
             qkv_format="thd",
             # One sequence over all tokens of the chunk: rotary angles are given per token (training/model.py), and the

@@ -14,6 +14,7 @@ from spmd_rl.distributed.layout import TrainLayout
 class Place:
     """This rank's coordinates in Megatron's grid."""
 
+    rank: int
     tensor_rank: int
     tensor_size: int
     pipeline_rank: int
@@ -24,10 +25,6 @@ class Place:
     context_size: int
     tensor_group: dist.ProcessGroup
     context_group: dist.ProcessGroup
-
-    @property
-    def first_stage(self) -> bool:
-        return self.pipeline_rank == 0
 
     @property
     def last_stage(self) -> bool:
@@ -53,6 +50,7 @@ def start_parallel(layout: TrainLayout, seed: int) -> Place:
     model_parallel_cuda_manual_seed(seed)
     torch.manual_seed(seed)
     return Place(
+        rank=dist.get_rank(),
         tensor_rank=parallel_state.get_tensor_model_parallel_rank(),
         tensor_size=layout.tensor,
         pipeline_rank=parallel_state.get_pipeline_model_parallel_rank(),

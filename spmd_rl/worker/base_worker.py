@@ -16,7 +16,6 @@ from spmd_rl.platforms.platform import Platform
 from spmd_rl.rewards.grading.pool import GraderPool
 from spmd_rl.rollout.engine import Engine
 from spmd_rl.worker.rollouts import Rollouts
-from spmd_rl.worker.sample_store import SampleStore
 
 
 class BaseWorker:
@@ -53,9 +52,8 @@ class BaseWorker:
             config.model.trust_remote_code,
         )
         set_status(doing="")
-        self.store = SampleStore()
         self.rollouts = Rollouts(
-            self.engine, self.rollout_layout, world.rank, prompts, tokenizer, pool, self.store, config.run.seed
+            self.engine, self.rollout_layout, world.rank, prompts, tokenizer, pool, config.run.seed
         )
         self.done = False
 
@@ -82,9 +80,15 @@ class BaseWorker:
 
     @verb
     def generate(
-        self, split: str, rows: Sequence[int], step: int, samples_per_prompt: int, sampling: dict[str, Any]
+        self,
+        split: str,
+        rows: Sequence[int],
+        step: int,
+        samples_per_prompt: int,
+        sampling: dict[str, Any],
+        first_id: int = 0,
     ) -> dict[str, Any]:
-        return self.rollouts.generate(split, rows, step, samples_per_prompt, SamplingParams(**sampling))
+        return self.rollouts.generate(split, rows, step, samples_per_prompt, SamplingParams(**sampling), first_id)
 
     @verb
     def rewards(self) -> dict[str, Any]:
@@ -100,7 +104,7 @@ class BaseWorker:
 
     @verb
     def forget(self) -> None:
-        self.store.forget()
+        self.rollouts.made.clear()
 
     @verb
     def stop(self) -> None:

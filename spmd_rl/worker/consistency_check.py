@@ -6,11 +6,11 @@ import torch
 
 from spmd_rl.data.seeds import sample_seed
 from spmd_rl.distributed.gather import gather
+from spmd_rl.distributed.sample import Sample
 from spmd_rl.distributed.world import World
 from spmd_rl.rollout.engine import Engine
 from spmd_rl.rollout.requests import Completion, Request, SamplingParams
-from spmd_rl.training.packing import TrainSample
-from spmd_rl.training.trainer import Trainer
+from spmd_rl.worker.trainer import Trainer
 
 TOKENS = 16
 # Mean difference of the natural logs over the canary's tokens that rounding can explain.
@@ -47,26 +47,26 @@ class ConsistencyCheck:
         if self.made is None:
             return None
         made, self.made = self.made, None
-        everyone = gather((self.replica, made.response.tolist(), made.logprobs.tolist()), self.world.payload)
+        own = made.sample
+        mine = (self.replica, own.response.tolist(), own.fields["rollout_logprobs"].tolist())
+        everyone = gather(mine, self.world.payload)
         by_replica = {replica: (tuple(tokens), logprobs) for replica, tokens, logprobs in everyone}
         # Replicas that drew the same tokens are scored together.
         texts = list(dict.fromkeys(tokens for tokens, _ in by_replica.values()))
-        samples = [
-            TrainSample(n, made.prompt, torch.tensor(tokens), torch.zeros(len(tokens)))
-            for n, tokens in enumerate(texts)
-        ]
+        samples = [Sample.of(n, own.prompt, torch.tensor(tokens)) for n, tokens in enumerate(texts)]
         packs = self.trainer.pack([[samples]], share_prompts=True)
-        self.trainer.score(packs, "policy")
+        found, _ = self.trainer.forward("policy", packs)
         gaps = {}
         if self.trainer.place.reports:
-            scored = {tokens: samples[n].policy_logprobs for n, tokens in enumerate(texts)}
+            (packed, logprobs), *_ = found
+            scored = dict(zip(texts, logprobs.cpu().split(packed.lengths), strict=True))
             for replica, (tokens, logprobs) in by_replica.items():
-                gaps[replica] = float((scored[tokens].cpu() - torch.tensor(logprobs)).abs().mean())
+                gaps[replica] = float((scored[tokens] - torch.tensor(logprobs)).abs().mean())
         found = gather(list(gaps.items()), self.world.payload)
         worst = max((gap, replica) for gaps in found for replica, gap in gaps)
         if not worst[0] <= self.tolerance:  # a NaN is wrong too
             raise RuntimeError(
-                f"canary: of {len(made.response)} tokens, vLLM's log-probabilities in engine {worst[1]} and Megatron's "
+                f"canary: of {len(own.response)} tokens, vLLM's log-probabilities in engine {worst[1]} and Megatron's "
                 f"differ by {worst[0]:.2g} on average, above rollout.canary_tolerance = {self.tolerance:.2g}; the "
                 "weights of both are equal by their checksums, so one of them computes something else (attention, "
                 "positions, precision). Nothing was trained on samples of this step"

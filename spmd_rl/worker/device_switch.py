@@ -1,18 +1,20 @@
-"""Who holds the device: the trainer or the engine, never both in full; and the refresh between them."""
+"""Who holds the device: the learners or the engine, never both in full; and the refresh between them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from spmd_rl.distributed.layout import RolloutLayout, TrainLayout
+import torch
+
+from spmd_rl.distributed.layout import RolloutLayout
 from spmd_rl.distributed.status import doing
 from spmd_rl.distributed.world import World
 from spmd_rl.rollout.engine import Engine
-from spmd_rl.training.trainer import Trainer
 from spmd_rl.weights.families import megatron_shard, vllm_shard
 from spmd_rl.weights.transfer.boxes import common_boxes
 from spmd_rl.weights.transfer.checksum import Checksums, verify
 from spmd_rl.weights.transfer.transfer_schedule import Schedule, bucket_of_bytes
 from spmd_rl.weights.transfer.weight_transfer import Traffic, WeightTransfer
+from spmd_rl.worker.trainer import Trainer
 
 
 @dataclass
@@ -22,16 +24,16 @@ class DeviceSwitch:
     trainer: Trainer
     engine: Engine
     world: World
-    train_layout: TrainLayout
     rollout_layout: RolloutLayout
     bucket_bytes: int
     give_back_memory: Callable[[], None]
 
     def __post_init__(self) -> None:
-        shape, rank, ranks = self.trainer.shape, self.world.rank, range(self.world.size)
-        sources = [megatron_shard(shape, self.train_layout, other) for other in ranks]
+        self.policy = self.trainer.models["policy"]
+        shape, rank, ranks = self.policy.shape, self.world.rank, range(self.world.size)
+        self.sources = sources = [megatron_shard(shape, self.trainer.layout, other) for other in ranks]
         destinations = [vllm_shard(shape, self.rollout_layout, other) for other in ranks]
-        bucket = bucket_of_bytes(self.bucket_bytes, self.trainer.dtype.itemsize)
+        bucket = bucket_of_bytes(self.bucket_bytes, self.policy.dtype.itemsize)
         self.mover = WeightTransfer(
             Schedule(sources, destinations, self.world.ranks_per_node, bucket).plan(rank),
             sources[rank],
@@ -43,16 +45,22 @@ class DeviceSwitch:
         self.trained = Checksums(sources[rank], boxes, "training")
         self.rolled_out = Checksums(destinations[rank], boxes, "rollout")
         self.refreshes = 0
+        self.on_written: Callable[[str, torch.Tensor], None] = lambda name, tensor: None
+        """Sees each of the engine's parameters when a refresh has written it, before it is proved."""
 
     def to_rollout(self) -> Traffic:
         """Write the policy into the engine, prove that it arrived, and leave the device to the engine.
 
         Raises RuntimeError that names tensor, slice, parameter and rank where the engine holds something else.
         """
-        self.trainer.gradients.release()
+        for learner in self.trainer.learners.values():
+            if learner.model is self.policy:
+                learner.gradients.release()
+            else:
+                learner.offload()
         self.give_back_memory()
         self.engine.wake_weights()
-        policy, engine = self.trainer.parameters(), self.engine.weights
+        policy, engine = self.policy.merged_weights(), self.engine.weights
         # The first refresh is checked to the last element, later ones in turns.
         turn = self.refreshes if self.refreshes else None
         self.refreshes += 1
@@ -60,6 +68,7 @@ class DeviceSwitch:
             side.forget(turn)
 
         def written(name: str) -> None:
+            self.on_written(name, engine[name])
             self.rolled_out.update(name, engine[name])
             engine.written(name)
 
@@ -68,7 +77,8 @@ class DeviceSwitch:
             self.trained.update_all(policy)
             verify([self.trained, self.rolled_out], self.world.size, self.world.payload)
         engine.end()
-        self.trainer.release()
+        for learner in self.trainer.learners.values():
+            learner.offload()
         self.engine.wake_cache()
         return traffic
 
@@ -76,4 +86,5 @@ class DeviceSwitch:
         """Give the device back to the trainer; the engine's weights and cache are dropped."""
         self.engine.sleep()
         self.give_back_memory()
-        self.trainer.restore()
+        for learner in self.trainer.learners.values():
+            learner.onload()

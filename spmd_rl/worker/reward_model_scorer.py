@@ -1,7 +1,7 @@
 """One reward model on one rank: what it reads of the rank's samples, and what it says of those it is given."""
 
-import time
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from os.path import commonprefix
 from typing import Any
 
@@ -10,91 +10,65 @@ import torch
 from spmd_rl.config.check_reward_models import read_reward_shape
 from spmd_rl.config.config import Config
 from spmd_rl.data.reward_model_reading import Reader
-from spmd_rl.distributed.exchange import exchange
-from spmd_rl.distributed.status import doing
-from spmd_rl.distributed.world import World
-from spmd_rl.training.reward_model import RewardModel, scored_sample
-from spmd_rl.training.trainer import Trainer
-from spmd_rl.weights.families import megatron_shard
-from spmd_rl.weights.files.hf_reader import load_shard
-from spmd_rl.worker.sample_store import SampleStore, read_from_wire, read_to_wire
+from spmd_rl.distributed.sample import Sample
+from spmd_rl.worker.rollouts import Made
+from spmd_rl.worker.trainer import MicroBatches, Routes, Trainer
+
+
+def reading(id: int, tokens: Sequence[int], shared: int) -> Sample:
+    """Lay a text [L] out as a sample whose one loss token is predicted by the text's last token.
+
+    Its first `shared` tokens (at least one) are its prompt: those that it has in common with its group. One more token
+    follows, which is never laid down, because the last one of a response isn't.
+    """
+    mask = torch.zeros(len(tokens) - shared + 1, dtype=torch.bool)
+    mask[-1] = True
+    return Sample(id, torch.tensor([*tokens, tokens[-1]], dtype=torch.int32), shared, mask)
 
 
 class RewardModelScorer:
     """Reads on the ranks that made the samples, scores on the ranks of the training layout."""
 
-    def __init__(self, config: Config, name: str, reader: Reader, trainer: Trainer, world: World):
-        self.reader, self.trainer, self.world = reader, trainer, world
+    def __init__(self, config: Config, name: str, reader: Reader, trainer: Trainer):
+        self.reader, self.trainer, self.name = reader, trainer, f"reward model {name}"
         model = config.reward.models[name]
         shape = read_reward_shape(name, model)
-        layout = trainer.layout.suited_to(shape.layers)
-        shard = megatron_shard(shape, layout, world.rank)
-        self.model = RewardModel(
-            model.path,
-            shape,
-            layout,
-            trainer.place,
-            trainer.device,
-            model.dtype or config.model.dtype,
-            config.parallel.sequence,
-            model.label or 0,
-            lambda parameters, path: load_shard(path, shard, parameters, shape),
-        )
+        assert shape.head == "value" and 0 <= (model.label or 0) < shape.labels
+        self.readings: dict[int, Sample] = {}
+        trainer.add(self.name, trainer.built(model.path, shape, model.dtype, model.label or 0))
 
-    def read(self, store: SampleStore) -> list[tuple[int, int, int]]:
-        """Keep this rank's samples as the model reads them; id, tokens shared with the prompt's other samples, others.
+    def read(self, made: Mapping[int, Made]) -> list[tuple[int, int, int]]:
+        """Keep this rank's samples as the model reads them.
+
+        Returns of each its id, the tokens that it has in common with its prompt's other samples, and those after them.
 
         In other words than the policy's, a prompt and its responses may meet inside a token: what samples of a prompt
         share is what their tokens do.
         """
-        ids = sorted(store.made)
+        ids = sorted(made)
         read = self.reader.read_all(
-            [store.prompts[i] for i in ids],
-            [store.made[i].response.tolist() for i in ids],
-            [store.texts[i] for i in ids],
+            [made[i].prompt for i in ids],
+            [made[i].completion.sample.response.tolist() for i in ids],
+            [made[i].text for i in ids],
         )
-        groups: dict[int, list[int]] = defaultdict(list)
-        for number, sample in enumerate(ids):
-            groups[id(store.prompts[sample])].append(number)
-        store.read = {}
+        groups: dict[int, list[tuple[int, list[int]]]] = defaultdict(list)
+        for sample, tokens in zip(ids, read, strict=True):
+            groups[id(made[sample].prompt)].append((sample, tokens))
+        self.readings = {}
         for members in groups.values():
-            shared = max(1, len(commonprefix([read[number] for number in members])))
-            store.read |= {ids[number]: (shared, torch.tensor(read[number])) for number in members}
-        return [(sample, shared, len(tokens) - shared) for sample, (shared, tokens) in store.read.items()]
+            shared = max(1, len(commonprefix([tokens for _, tokens in members])))
+            self.readings |= {sample: reading(sample, tokens, shared) for sample, tokens in members}
+        return [(one.id, one.prompt_tokens, len(one.response) - 1) for one in self.readings.values()]
 
-    def judge(
-        self, store: SampleStore, data_ranks: dict[int, int], microbatches: list[list[list[int]]], share_prompts: bool
-    ) -> dict[str, Any]:
-        """Return the scores of the samples that this rank reports.
-
-        `data_ranks`: where the samples go that it read. `microbatches`: [micro-batch][group] of samples that it packs.
-        """
-        layout = self.trainer.layout
-        outgoing = [
-            read_to_wire(
-                (sample, *store.read[sample]) for sample, data in data_ranks.items() if data == layout.coords(rank).data
-            )
-            for rank in range(self.world.size)
+    def judge(self, routes: Routes, microbatches: MicroBatches, share_prompts: bool) -> dict[str, Any]:
+        """Return the scores of the samples that this rank reports; see Trainer.bring."""
+        readings, self.readings = self.readings, {}
+        [packs], _, sent = self.trainer.bring(readings, routes, [microbatches], share_prompts)
+        found, seconds = self.trainer.forward(self.name, packs)
+        scores = [
+            (sample.id, score)
+            for packed, values in found
+            if self.trainer.place.reports
+            for sample, score in zip(packed.samples, values.tolist(), strict=True)
         ]
-        with doing("exchanges samples"):
-            incoming, sent = exchange(outgoing, self.world.payload)
-        held = {
-            sample: scored_sample(sample, tokens, shared)
-            for wire in incoming
-            for sample, shared, tokens in read_from_wire(wire)
-        }
-        packs = self.trainer.pack(
-            [[[held[i] for i in group] for group in batch] for batch in microbatches], share_prompts
-        )
-        started = time.perf_counter()
-        self.model.on_device.onload()
-        onloaded = time.perf_counter()
-        scores = self.model.score(packs)
-        scored = time.perf_counter()
-        self.model.on_device.offload()
-        return {
-            "scores": list(scores.items()),
-            "network_bytes": sent,
-            "onload": onloaded - started,
-            "offload": time.perf_counter() - scored,
-        }
+        return {"scores": scores, "network_bytes": sent, **seconds}

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,16 @@ from spmd_rl.rewards.grade import RewardSample
 from spmd_rl.rewards.grading.pool import GraderPool
 from spmd_rl.rollout.engine import Engine
 from spmd_rl.rollout.requests import Completion, Request
-from spmd_rl.worker.sample_store import SampleStore
+
+
+@dataclass
+class Made:
+    """Hold a sample on the rank that generated it."""
+
+    completion: Completion
+    prompt: Prompt
+    text: str
+    reward: SampleReward | None = None
 
 
 class Rollouts:
@@ -31,26 +40,38 @@ class Rollouts:
         prompts: Mapping[str, Sequence[Prompt]],
         tokenizer: Any,
         pool: GraderPool,
-        store: SampleStore,
         seed: int,
     ):
         self.engine, self.layout, self.rank = engine, layout, rank
-        self.prompts, self.tokenizer, self.pool, self.store, self.seed = prompts, tokenizer, pool, store, seed
+        self.prompts, self.tokenizer, self.pool, self.seed = prompts, tokenizer, pool, seed
+        self.made: dict[int, Made] = {}
         self.replica = layout.replica(rank)
         self.owns_samples = layout.tensor_rank(rank) == 0
         self.graded_seconds = 0.0
         self.heard: Callable[[int, int], None] = lambda done, total: None
         """Hears how many of this rank's samples are made."""
+        self.on_completion: Callable[[Completion], None] = lambda completion: None
+        """Sees each sample before anybody else does."""
 
     def generate(
-        self, split: str, rows: Sequence[int], step: int, samples_per_prompt: int, sampling: SamplingParams
+        self,
+        split: str,
+        rows: Sequence[int],
+        step: int,
+        samples_per_prompt: int,
+        sampling: SamplingParams,
+        first_id: int = 0,
     ) -> dict[str, Any]:
-        """Samples of this rank's share of the prompts; each goes to the graders as it ends."""
+        """Sample this rank's share of the prompts; each sample goes to the graders as it ends.
+
+        `first_id`: of the first sample, where earlier ones of the step have others; a multiple of `samples_per_prompt`.
+        """
+        assert first_id % samples_per_prompt == 0, f"{first_id} is inside a group of {samples_per_prompt}"
         # A row beyond the last one is the same prompt in a later epoch; its seeds are its own.
         prompts = [self.prompts[split][row % len(self.prompts[split])] for row in rows]
         requests = [
             Request(
-                id=index * samples_per_prompt + sample,
+                id=first_id + index * samples_per_prompt + sample,
                 prompt=prompts[index].token_ids,
                 seed=sample_seed(self.seed, step, rows[index], sample),
             )
@@ -61,28 +82,32 @@ class Rollouts:
         made: list[Completion] = []
 
         def finished(completion: Completion) -> None:
+            self.on_completion(completion)
             made.append(completion)
             if self.owns_samples:
-                self._keep(completion, prompts[completion.id // samples_per_prompt], sampling.max_tokens)
+                prompt = prompts[(completion.sample.id - first_id) // samples_per_prompt]
+                self._keep(completion, prompt, sampling.max_tokens)
             self.heard(len(made), len(requests))
 
         started = time.perf_counter()
         self.engine.generate(requests, sampling, finished)
-        broken = [completion for completion in made if not bool(completion.logprobs.isfinite().all())]
+        samples = [completion.sample for completion in made]
+        broken = [one for one in samples if not bool(one.fields["rollout_logprobs"].isfinite().all())]
         if broken:
             first = broken[0].id
+            row = rows[(first - first_id) // samples_per_prompt]
             raise RuntimeError(
                 f"rank {self.rank}: {len(broken)} of {len(made)} samples have log-probabilities that are not finite "
-                f"(the first: sample {first}, of row {rows[first // samples_per_prompt]}): its engine's weights, or "
-                "what it computes with them, are broken"
+                f"(the first: sample {first}, of row {row}): its engine's weights, or what it computes with them, are "
+                "broken"
             )
         tickets = [
             Ticket(
-                id=completion.id,
-                group=completion.id // samples_per_prompt,
-                prompt_tokens=len(completion.prompt),
-                response_tokens=len(completion.response),
-                loss_tokens=len(completion.response),
+                id=completion.sample.id,
+                group=completion.sample.id // samples_per_prompt,
+                prompt_tokens=completion.sample.prompt_tokens,
+                response_tokens=len(completion.sample.response),
+                loss_tokens=completion.sample.loss_tokens,
                 finish_reason=completion.finish_reason,
                 policy_version=step,
             )
@@ -97,31 +122,20 @@ class Rollouts:
 
     def _keep(self, completion: Completion, prompt: Prompt, limit: int) -> None:
         """Store a finished sample and give it to the graders while others are still generating."""
-        text = decode(self.tokenizer, completion.response.tolist())
-        self.store.made[completion.id] = completion
-        self.store.texts[completion.id] = text
-        self.store.prompts[completion.id] = prompt
-        self.pool.submit(
-            completion.id,
-            RewardSample(
-                prompt=prompt.text,
-                response=text,
-                answer=prompt.answer,
-                finish_reason=completion.finish_reason,
-                row=prompt.row,
-                prompt_ids=list(prompt.token_ids),
-                response_ids=completion.response.tolist(),
-                response_tokens=len(completion.response),
-                response_limit=limit,
-            ),
-        )
+        response = completion.sample.response.tolist()
+        text = decode(self.tokenizer, response)
+        self.made[completion.sample.id] = Made(completion, prompt, text)
+        graded = _reward_sample(prompt, text, prompt.answer, len(response), limit)
+        graded = replace(graded, finish_reason=completion.finish_reason, response_ids=response)
+        self.pool.submit(completion.sample.id, graded)
 
     def rewards(self) -> dict[str, Any]:
         """Wait for this rank's graders."""
         started = time.perf_counter()
         scored = self.pool.collect(block=True)
         waited = time.perf_counter() - started
-        self.store.scored = {score.id: score for score in scored}
+        for score in scored:
+            self.made[score.id].reward = score
         told = [asdict(replace(score, extracted=None)) for score in scored]
         return {"scored": told, "busy_seconds": self._newly_busy(), "waited_seconds": waited}
 
@@ -131,19 +145,7 @@ class Rollouts:
         for number in mine:
             row, gold, other = pairs[number]
             prompt = self.prompts[split][row]
-            answer = f"\\boxed{{{other}}}"
-            self.pool.submit(
-                number,
-                RewardSample(
-                    prompt=prompt.text,
-                    response=answer,
-                    answer=gold,
-                    row=prompt.row,
-                    prompt_ids=list(prompt.token_ids),
-                    response_tokens=1,
-                    response_limit=2,
-                ),
-            )
+            self.pool.submit(number, _reward_sample(prompt, f"\\boxed{{{other}}}", gold, 1, 2))
         equal = [(score.id, score.cause == "correct") for score in self.pool.collect(block=True)] if mine else []
         self._newly_busy()
         return equal
@@ -154,26 +156,39 @@ class Rollouts:
 
     def conversations(self, ids: Sequence[int], step: int) -> list[dict[str, Any]]:
         """Those of the graded samples that this rank holds, with all that is kept of them."""
-        return [self._record(sample, step) for sample in ids if sample in self.store.made]
+        return [self._record(sample, step) for sample in ids if sample in self.made]
 
     def write_conversations(self, directory: str, step: int) -> None:
         """All graded samples of this rank, into a file of its own."""
-        if self.store.made:
-            lines = (self._record(sample, step) for sample in sorted(self.store.made))
+        if self.made:
+            lines = (self._record(sample, step) for sample in sorted(self.made))
             write_samples(Path(directory) / samples_file(step, self.rank), lines)
 
     def _record(self, sample: int, step: int) -> dict[str, Any]:
-        made, prompt = self.store.made[sample], self.store.prompts[sample]
+        made = self.made[sample]
+        drawn, prompt = made.completion.sample, made.prompt
         return sample_record(
-            self.store.scored.get(sample) or SampleReward(sample, 0.0, UNJUDGED, {}),
+            made.reward or SampleReward(sample, 0.0, UNJUDGED, {}),
             step=step,
             index=prompt.index,
             question=prompt.text,
             row=prompt.row,
-            prompt=decode(self.tokenizer, made.prompt.tolist(), special=True),
-            response=self.store.texts[sample],
+            prompt=decode(self.tokenizer, drawn.prompt.tolist(), special=True),
+            response=made.text,
             answer=prompt.answer,
-            finish_reason=made.finish_reason,
-            prompt_tokens=len(made.prompt),
-            response_tokens=len(made.response),
+            finish_reason=made.completion.finish_reason,
+            prompt_tokens=drawn.prompt_tokens,
+            response_tokens=len(drawn.response),
         )
+
+
+def _reward_sample(prompt: Prompt, response: str, answer: str, tokens: int, limit: int) -> RewardSample:
+    return RewardSample(
+        prompt=prompt.text,
+        response=response,
+        answer=answer,
+        row=prompt.row,
+        prompt_ids=list(prompt.token_ids),
+        response_tokens=tokens,
+        response_limit=limit,
+    )

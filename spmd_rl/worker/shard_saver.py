@@ -4,7 +4,8 @@ import json
 import random
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,32 +17,34 @@ from spmd_rl.distributed.gather import gather
 from spmd_rl.distributed.status import doing, set_status
 from spmd_rl.distributed.world import World
 from spmd_rl.health.preemption import preemption_event
+from spmd_rl.patches.checkpoint_writes import failures
 from spmd_rl.training.checkpoint import TrainingState
-from spmd_rl.training.trainer import Trainer
+from spmd_rl.training.learner import Learner
 from spmd_rl.weights.files.checkpoint_reader import CheckpointSource
 from spmd_rl.weights.files.weight_source import fill_shard
-from spmd_rl.weights.transfer.boxes import Shard
 
 WEIGHTS = "training"
-"""In a checkpoint's directory: Megatron's own, of the policy and its optimizer."""
+"""In a checkpoint's directory: Megatron's own, of the policy and its optimizer. Of another learner: training_NAME."""
 _LOOK_SECONDS = 0.1
 
 
 class ShardSaver:
     """A rank's side of the checkpoints. All ranks call the same methods in the same order, but `digests`."""
 
-    def __init__(self, trainer: Trainer, shard: Shard, world: World) -> None:
-        self._trainer, self._shard, self._world = trainer, shard, world
-        self._state = TrainingState(trainer.policy, trainer.optimizer, world.payload)
+    def __init__(self, learners: Mapping[str, Learner], world: World) -> None:
+        self._learners, self._world = learners, world
+        self._states = {name: TrainingState(learner, world.payload) for name, learner in learners.items()}
         self._hashing: _Hashing | None = None
         self._failed: str | None = None
         """Why what was begun can't be written."""
         self._writing: Path | None = None
         self._asked = preemption_event()
+        self.on_save: Callable[[Path], None] = lambda directory: None
+        """Sees each directory that a learner's state is about to be written into."""
 
     def bytes(self) -> int:
-        """What this rank will write, about."""
-        return self._state.bytes()
+        """Return what this rank will write, about."""
+        return sum(state.bytes() for state in self._states.values())
 
     def begin(self, directory: Path) -> None:
         """Write into a directory that all ranks see; training may go on when this returns.
@@ -49,49 +52,70 @@ class ShardSaver:
         Raises RuntimeError where weights or the optimizer's state are not finite: nothing could go on from them. Where
         they are in the host's memory, the writers look, and `progress` raises it.
         """
-        on_host = all(parameter.is_cpu for parameter in self._trainer.parameters().values())
-        if not on_host and (broken := self._broken()):  # a fork can't read them there
-            raise RuntimeError(broken)
+        weights = [weight for learner in self._learners.values() for weight in learner.model.weights().values()]
+        on_host = all(weight.is_cpu for weight in weights)
+        for learner in () if on_host else self._learners.values():  # a fork can't read them there
+            if broken := self._broken(learner):
+                raise RuntimeError(broken)
         self._hashing, mine = None, None
         try:
             if self._world.rank == 0:
-                (directory / WEIGHTS).mkdir()
+                for name in self._states:
+                    _directory(directory, name).mkdir()
             (directory / _rank_file(self._world.rank)).write_text(json.dumps(_generators()))
         except OSError as error:
             mine = f"rank {self._world.rank}, in {directory}: {error}"
         self._failed = next((why for why in gather(mine, self._world.payload) if why), None)
         if not self._failed:
-            self._writing = directory / WEIGHTS
+            self._writing = directory
             # They are made anew in the next step. A fork that had them would keep them in memory until it has written.
-            self._trainer.gradients.release()
+            for learner in self._learners.values():
+                learner.gradients.release()
+            failures.clear()
             with doing("copies its state for a checkpoint"):
-                self._state.begin_save(directory / WEIGHTS, self._broken if on_host else str)
+                for name, state in self._states.items():
+                    self.on_save(_directory(directory, name))
+                    broken = partial(self._broken, self._learners[name]) if on_host else str
+                    state.begin_save(_directory(directory, name), broken)
 
-    def _broken(self) -> str:
-        """Why this rank's state must not be saved; "" for a sound one."""
-        name = self._trainer.broken()
+    def _broken(self, learner: Learner) -> str:
+        """Return why this rank's state must not be saved; "" for a sound one."""
+        name = learner.broken()
         return name and (
             f"rank {self._world.rank}: {name} holds values that are not finite, so nothing is saved; older "
             "checkpoints are as they were, and the run can go on from the newest of them"
         )
 
     def progress(self, wait: bool) -> dict[str, Any]:
-        """Whether what was begun is written, what failed, and whether this rank was asked to save and end.
+        """Tell whether what was begun is written, what failed, and whether this rank was asked to save and end.
 
         Raises RuntimeError where what was to be saved is not finite.
         """
-        written, failed, self._failed = True, self._failed, None
-        try:
-            written = self._wait() if wait else self._state.finish_save()
-        except OSError as error:
-            failed = str(error)
+        written = self._wait() if wait else self._finish()
+        failed = None
+        if written:
+            failed, self._failed = self._failed, None
         return {"written": written, "failed": failed, "asked": self._asked.is_set()}
+
+    def _finish(self) -> bool:
+        """Ask of every learner's state whether it is written, also when another's could not be: ranks ask alike."""
+        written, broken = True, None
+        for state in self._states.values():
+            try:
+                written &= state.finish_save()
+            except OSError as error:
+                self._failed = self._failed or str(error)
+            except RuntimeError as error:
+                broken = broken or error
+        if broken is not None:
+            raise broken
+        return written
 
     def _wait(self) -> bool:
         """Until all ranks have written; a disk that takes bytes is slow, and no hang. The ranks agree on every turn."""
         size = -1
         with doing("checkpoint: waits for the disk"):
-            while not self._state.finish_save():
+            while not self._finish():
                 if (now := self._written_bytes()) != size:
                     size = now
                     set_status(doing=f"checkpoint: {size / 2**20:.1f} MiB are on disk")
@@ -101,7 +125,7 @@ class ShardSaver:
     def _written_bytes(self) -> int:
         """Of the whole checkpoint, as far as this rank's node sees it."""
         try:
-            return sum(file.stat().st_size for file in self._writing.iterdir()) if self._writing else 0
+            return sum(file.stat().st_size for file in self._writing.rglob("*")) if self._writing else 0
         except OSError:
             return 0
 
@@ -121,11 +145,13 @@ class ShardSaver:
     def load(self, directory: Path, only_weights: bool) -> None:
         """Take up training where a checkpoint left it, or its weights alone."""
         if only_weights:
-            source = CheckpointSource(directory / WEIGHTS, self._trainer.shape)
-            fill_shard(source, self._shard, self._trainer.parameters())
-            self._trainer.optimizer.take_weights()
+            for name, learner in self._learners.items():
+                source = CheckpointSource(_directory(directory, name), learner.model.shape)
+                fill_shard(source, learner.model.shard, learner.model.weights())
+                learner.optimizer.take_weights()
             return
-        self._state.load(directory / WEIGHTS)
+        for name, state in self._states.items():
+            state.load(_directory(directory, name))
         mine = directory / _rank_file(self._world.rank)
         others = len(list(directory.glob(_rank_file(None))))
         if others == self._world.size:  # with another number of ranks there is nobody to continue
@@ -158,6 +184,10 @@ class _Hashing(threading.Thread):
             if self._bytes != said:
                 said = self._bytes
                 set_status(doing=f"has read {said / 2**20:.1f} MiB of the checkpoint again")
+
+
+def _directory(checkpoint: Path, learner: str) -> Path:
+    return checkpoint / (WEIGHTS if learner == "policy" else f"{WEIGHTS}_{learner}")
 
 
 def _rank_file(rank: int | None) -> str:

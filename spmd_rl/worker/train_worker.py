@@ -1,39 +1,29 @@
 """Every verb, as every rank does it."""
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from spmd_rl.config.config import Config
 from spmd_rl.config.names import Phase
 from spmd_rl.data.reward_model_reading import Reader
 from spmd_rl.data.sources.prompts import Prompt
 from spmd_rl.data.tickets import SampleReward
-from spmd_rl.distributed.exchange import exchange
-from spmd_rl.distributed.layout import TrainLayout
-from spmd_rl.distributed.status import doing, set_status
+from spmd_rl.distributed.status import set_status
 from spmd_rl.distributed.verb import verb
 from spmd_rl.distributed.world import World
 from spmd_rl.models.model_shape import ModelShape
 from spmd_rl.platforms.platform import Platform
 from spmd_rl.rewards.grading.pool import GraderPool
-from spmd_rl.training.packing import Packed
-from spmd_rl.training.parallel import start_parallel
-from spmd_rl.training.trainer import Trainer
-from spmd_rl.weights.families import megatron_shard
 from spmd_rl.weights.files.export import export_hf
-from spmd_rl.weights.files.hf_reader import load_shard
 from spmd_rl.worker.base_worker import BaseWorker
 from spmd_rl.worker.consistency_check import TOLERANCE, ConsistencyCheck
 from spmd_rl.worker.device_switch import DeviceSwitch
 from spmd_rl.worker.process_usage import ProcessUsageMeter
 from spmd_rl.worker.reward_model_scorer import RewardModelScorer
-from spmd_rl.worker.sample_store import from_wire, to_wire
 from spmd_rl.worker.shard_saver import ShardSaver
+from spmd_rl.worker.trainer import Trainer
 
 
 class TrainWorker(BaseWorker):
@@ -50,17 +40,13 @@ class TrainWorker(BaseWorker):
         pool: GraderPool,
         readers: Mapping[str, Reader] | None = None,
     ):
-        self.config, self.shape, self.platform = config, shape, platform
+        self.config, self.platform = config, platform
         self.footprints = ProcessUsageMeter()
-        self.train_layout = TrainLayout.of(config.parallel, world.size)
-        self.data_ranks = [self.train_layout.coords(rank).data for rank in range(world.size)]
-        self.place = start_parallel(self.train_layout, config.run.seed)
-        device = platform.device(world.local_rank)
-        self.shard = megatron_shard(shape, self.train_layout, world.rank)
-        self.trainer = Trainer(config, shape, self.train_layout, self.place, device, self._load)
+        self.trainer = Trainer(config, shape, platform.device(world.local_rank), world)
+        self.models, self.learners = self.trainer.models, self.trainer.learners
+        self.data_ranks = self.trainer.data_ranks
         self.reward_models = {
-            name: RewardModelScorer(config, name, reader, self.trainer, world)
-            for name, reader in (readers or {}).items()
+            name: RewardModelScorer(config, name, reader, self.trainer) for name, reader in (readers or {}).items()
         }
         # The trainer was there first: what vLLM finds free is left to it.
         longest = config.data.max_prompt_length + config.longest_response
@@ -72,7 +58,6 @@ class TrainWorker(BaseWorker):
             self.trainer,
             self.engine,
             world,
-            self.train_layout,
             self.rollout_layout,
             int(bucket * 2**20) if bucket else platform.bucket_bytes,
             platform.give_back_memory,
@@ -85,13 +70,9 @@ class TrainWorker(BaseWorker):
             prompts["train"][0].token_ids,
             config.rollout.canary_tolerance or TOLERANCE[config.model.dtype],
         )
-        self.saver = ShardSaver(self.trainer, self.shard, world)
+        self.saver = ShardSaver(self.learners, world)
         set_status(doing="")
-        self.packs: list[list[Packed]] = []
         self.peaks: dict[str, int] = {Phase.START: platform.peak_memory_bytes()}
-
-    def _load(self, parameters: dict[str, torch.Tensor], path: str) -> None:
-        load_shard(path, self.shard, parameters, self.shape)
 
     def do(self, name: str, arguments: dict[str, Any]) -> Any:
         """Do one verb, and remember the memory it took at its peak."""
@@ -116,62 +97,30 @@ class TrainWorker(BaseWorker):
     def exchange(
         self, data_ranks: dict[int, int], minibatches: list[list[list[list[int]]]], share_prompts: bool
     ) -> dict[str, int]:
-        """Send samples of this rank to their data-parallel ranks; pack [mini-batch][micro-batch][group] of samples."""
-        outgoing = [
-            to_wire(self.store.made[sample] for sample, data in data_ranks.items() if data == self.data_ranks[rank])
-            for rank in range(self.world.size)
-        ]
-        with doing("exchanges samples"):
-            incoming, sent = exchange(outgoing, self.world.payload)
-        self.store.training = {sample.id: sample for wire in incoming for sample in from_wire(wire)}
-        held = self.store.training
-        self.packs = [
-            self.trainer.pack(
-                [[[held[i] for i in group] for group in batch] for batch in minibatch],
-                share_prompts,
-            )
-            for minibatch in minibatches
-        ]
-        packs = [pack for packs in self.packs for pack in packs]
-        return {
-            "network_bytes": sent,
-            "tokens": sum(pack.tokens.shape[1] for pack in packs),
-            "padding_tokens": sum(pack.padding_tokens for pack in packs),
-        }
+        made = {sample: self.rollouts.made[sample].completion.sample for sample in data_ranks}
+        return self.trainer.exchange(made, data_ranks, minibatches, share_prompts)
+
+    @verb
+    def put(self, field: str, values: dict[int, float]) -> None:
+        self.trainer.put(field, values)
 
     @verb
     def score(self, model: str) -> dict[str, float]:
-        started = time.perf_counter()
-        if model == "reference":
-            self.trainer.reference_on_device.onload()
-        onloaded = time.perf_counter()
-        self.trainer.score([pack for packs in self.packs for pack in packs], model)
-        scored = time.perf_counter()
-        if model == "reference":
-            self.trainer.reference_on_device.offload()
-        return {"onload": onloaded - started, "offload": time.perf_counter() - scored}
+        return self.trainer.score(model)
 
     @verb
     def read(self, model: str) -> list[tuple[int, int, int]]:
-        return self.reward_models[model].read(self.store)
+        return self.reward_models[model].read(self.rollouts.made)
 
     @verb
     def judge(
         self, model: str, data_ranks: dict[int, int], minibatches: list[list[list[list[int]]]], share_prompts: bool
     ) -> dict[str, Any]:
-        return self.reward_models[model].judge(self.store, data_ranks, minibatches[0], share_prompts)
+        return self.reward_models[model].judge(data_ranks, minibatches[0], share_prompts)
 
     @verb
-    def learn(
-        self, minibatch: int, ids: list[int], advantages: list[float], weights: list[float], learning_rate: float
-    ) -> dict[str, Any]:
-        learned = self.trainer.learn(
-            self.packs[minibatch],
-            dict(zip(ids, advantages, strict=True)),
-            dict(zip(ids, weights, strict=True)),
-            learning_rate,
-        )
-        return asdict(learned)
+    def learn(self, model: str, minibatch: int, learning_rate: float) -> dict[str, Any]:
+        return self.trainer.learn(model, minibatch, learning_rate)
 
     @verb
     def write_conversations(self, directory: str, step: int) -> None:
@@ -180,16 +129,17 @@ class TrainWorker(BaseWorker):
     @verb
     def forget(self) -> None:
         super().forget()
-        self.packs = []
+        self.trainer.forget()
 
     @verb
     def export_hf(self, directory: str) -> None:
+        policy = self.models["policy"]
         export_hf(
             directory,
             self.config.model.path,
-            self.shape,
-            [megatron_shard(self.shape, self.train_layout, rank) for rank in range(self.world.size)],
-            self.trainer.parameters(),
+            policy.shape,
+            self.device_switch.sources,
+            policy.merged_weights(),
             self.world.rank,
             control=self.world.payload,
         )
@@ -213,10 +163,9 @@ class TrainWorker(BaseWorker):
     @verb
     def keep_rewards(self, scored: list[dict[str, Any]]) -> None:
         for one in scored:
-            sample = one["id"]
-            if sample in self.store.made:
-                held = self.store.scored.get(sample)
-                self.store.scored[sample] = SampleReward(**one | {"extracted": held.extracted if held else None})
+            if made := self.rollouts.made.get(one["id"]):
+                extracted = made.reward.extracted if made.reward else None
+                made.reward = SampleReward(**one | {"extracted": extracted})
 
     @verb
     def costs(self) -> dict[str, dict[str, int]]:

@@ -43,7 +43,7 @@ def exchanged(size: int, samples: int) -> tuple[Worker, int, list]:
     """Have simulated ranks exchange a rollout; returns what they heard, rank 0's bytes, the plan's micro-batches."""
     worker = Worker(size, samples)
     simulated = SimulatedRanks(size, worker.answer)
-    ranks = Ranks(simulated, worker)
+    worker.ranks = ranks = Ranks(simulated, worker)
     tickets, _ = ranks.generate("train", range(samples // 4), 0, 4, SAMPLING)
     plan = plan_microbatches(tickets, size // 2, 2, 200, True)
     before = simulated.bytes_moved
@@ -67,6 +67,16 @@ def test_a_rank_is_told_where_its_own_samples_go_and_its_own_micro_batches():
         for sample in group
     }
     assert to == placed and len(to) == 96
+
+
+def test_a_rank_is_told_the_numbers_of_the_samples_that_it_trains_on():
+    worker, _, minibatches = exchanged(12, 96)
+    values = {sample: sample / 7 for sample in range(96)}
+    worker.ranks.put("advantages", values)
+    for rank, told in worker.told.items():
+        data = worker.data_ranks[rank]
+        mine = {s for batches in minibatches for batch in batches[data] for group in batch for s in group}
+        assert told == {"field": "advantages", "values": {sample: values[sample] for sample in mine}}
 
 
 def test_what_rank_0_moves_for_an_exchange_is_a_plan_and_a_few_bytes_a_rank():

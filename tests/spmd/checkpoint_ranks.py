@@ -19,26 +19,18 @@ def main() -> None:
     import torch.distributed as dist
 
     from spmd_rl.distributed.gather import gather
-    from spmd_rl.distributed.layout import TrainLayout
-    from spmd_rl.training.parallel import start_parallel
-    from spmd_rl.training.trainer import Trainer
-    from spmd_rl.weights.families import megatron_shard
-    from spmd_rl.weights.files.hf_reader import load_shard
     from spmd_rl.worker.shard_saver import ShardSaver
+    from spmd_rl.worker.trainer import Trainer
 
     world = join(platform)
     asked = arguments()
     shape = read_model_shape(asked["model"])
     config = dataclasses.replace(Config(model=ModelConfig(path=asked["model"], dtype="float32")))
-    layout = TrainLayout.of(config.parallel, world.size)
-    shard = megatron_shard(shape, layout, world.rank)
-    place = start_parallel(layout, 1)
-    trainer = Trainer(
-        config, shape, layout, place, torch.device("cpu"), lambda p, path: load_shard(path, shard, p, shape)
-    )
-    for inner in trainer.optimizer.distributed:
+    trainer = Trainer(config, shape, torch.device("cpu"), world)
+    learner = trainer.learners["policy"]
+    for inner in learner.optimizer.distributed:
         inner._init_optimizer_states_with_dummy_values()  # as after a first step
-    saving = ShardSaver(trainer, shard, world)
+    saving = ShardSaver(trainer.learners, world)
     said = []
     rank_files_bytes = 0
 
@@ -76,7 +68,7 @@ def main() -> None:
     def unsound(part: str, rank: int, value: str) -> None:
         """Of a rank's first parameter, or of its first moment: one element."""
         if world.rank == rank:
-            tensors = trainer.parameters().items() if part == "weight" else trainer.optimizer.tensors()
+            tensors = learner.model.weights().items() if part == "weight" else learner.optimizer.tensors()
             kept = next(tensor for name, tensor in tensors if part == "weight" or part in name)
             flat = kept.detach().view(-1)
             undo.append((flat, flat[:1].clone()))

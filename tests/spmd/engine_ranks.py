@@ -96,6 +96,10 @@ def _generate(engine, count: int, shape) -> list[dict]:
     made: list = []
     engine.generate(requests, SamplingParams(TEMPERATURE, RESPONSE), made.append)
     return [
-        {"prompt": c.prompt.tolist(), "response": c.response.tolist(), "logprobs": c.logprobs.tolist()}
+        {
+            "prompt": c.sample.prompt.tolist(),
+            "response": c.sample.response.tolist(),
+            "logprobs": c.sample.fields["rollout_logprobs"].tolist(),
+        }
         for c in sorted(made, key=lambda completion: completion.id)
     ]

@@ -75,28 +75,11 @@ def test_a_rank_that_is_gone_is_named_by_rank_0(tmp_path, fan_out):
 
 
 def test_samples_reach_every_rank_that_trains_on_them_unchanged():
-    for report in run_ranks("spmd.exchange_ranks", 3, {}):
+    for report in run_ranks("spmd.exchange_ranks", 4, {}):
         assert report == {
             "equal": True,
+            "samples": True,
+            "travelled": True,
             "sent_bytes": report["expected_bytes"],
             "expected_bytes": report["expected_bytes"],
         }
-
-
-@pytest.mark.parametrize("count", [0, 1, 3])
-def test_samples_on_the_wire_come_back_bit_for_bit(count):
-    import torch
-
-    from spmd_rl.rollout.requests import Completion
-    from spmd_rl.worker.sample_store import from_wire, to_wire
-
-    made = [
-        Completion(i, torch.arange(4 + i), torch.arange(7, 9 + i), torch.randn(2 + i) * 1e-3, "stop", 0)
-        for i in range(count)
-    ]
-    back = from_wire(to_wire(made))
-    assert [sample.id for sample in back] == list(range(count))
-    for sample, source in zip(back, made, strict=True):
-        assert torch.equal(sample.prompt, source.prompt)
-        assert torch.equal(sample.response, source.response)
-        assert torch.equal(sample.rollout_logprobs, source.logprobs)

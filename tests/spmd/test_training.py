@@ -196,24 +196,24 @@ def huggingface(models, tmp_path_factory):
     for family in FAMILIES:
         model = AutoModelForCausalLM.from_pretrained(models[family], dtype=torch.float32, attn_implementation="eager")
         samples, tickets = make_samples(model.config.vocab_size)
-        total = sum(ticket.response_tokens for ticket in tickets)
+        total = sum(ticket.loss_tokens for ticket in tickets)
         advantages = advantages_of(samples)
         logprobs, entropies = {}, {}
         for name, sample in samples.items():
-            logits = model(torch.cat([sample.prompt, sample.response])[None]).logits[0]
+            logits = model(sample.tokens[None]).logits[0]
             log_p = (logits[len(sample.prompt) - 1 : -1] / TEMPERATURE).log_softmax(-1)
             logprobs[name] = log_p.gather(1, sample.response[:, None])[:, 0]
             entropies[name] = -(log_p.exp() * log_p).sum(-1)
-            sample.policy_logprobs = sample.reference_logprobs = logprobs[name].detach()
+            sample.fields |= dict.fromkeys(("policy_logprobs", "reference_logprobs"), logprobs[name].detach())
         perturb(samples.values())
         loss = sum(
             token_loss(
                 logprobs[name],
-                sample.policy_logprobs,
+                sample.fields["policy_logprobs"],
                 torch.full_like(logprobs[name], advantages[name]).detach(),
-                sample.reference_logprobs,
+                sample.fields["reference_logprobs"],
                 entropies[name],
-            )[0].sum()
+            )[0][sample.loss_mask].sum()
             for name, sample in samples.items()
         )
         (loss / total).backward()
@@ -224,11 +224,11 @@ def huggingface(models, tmp_path_factory):
         torch.save({name: gradient.clone() for name, gradient in gradients.items()}, file)
         norm = torch.stack([parameter.grad.norm() for parameter in model.parameters()]).norm()
         results[family] = SimpleNamespace(
-            logprobs={name: value.tolist() for name, value in logprobs.items()},
+            logprobs={name: (value * samples[name].loss_mask).tolist() for name, value in logprobs.items()},
             grad_norm=float(norm),
             gradients=gradients.keys(),
             file=str(file),
-            entropy=float(sum(entropy.sum() for entropy in entropies.values())),
+            entropy=float(sum(entropy.detach()[samples[name].loss_mask].sum() for name, entropy in entropies.items())),
         )
     return results
 
@@ -247,10 +247,7 @@ def scorers(tmp_path_factory):
             path, dtype=torch.float32, attn_implementation="eager"
         )
         samples, _ = make_samples(model.config.vocab_size)
-        scores = {
-            name: model(torch.cat([sample.prompt, sample.response])[None]).logits[0, -1]
-            for name, sample in samples.items()
-        }
+        scores = {name: model(sample.tokens[None]).logits[0, -1] for name, sample in samples.items()}
         factors = advantages_of(samples)
         sum(factors[name] * score for name, score in scores.items()).backward()
         gradients = {}

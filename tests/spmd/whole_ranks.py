@@ -8,15 +8,12 @@ from spmd.ranks import arguments, end_megatron, join, ready, report
 
 def refresh_with_one_wrong_element(worker, rank: int, parameter: str, element: int) -> str:
     """What a refresh raises when an element of one rank's engine changes after it was written, here and everywhere."""
-    checksums = worker.device_switch.rolled_out
-    update = checksums.update
 
     def changed(name, tensor):
         if worker.world.rank == rank and name == parameter:
             tensor.view(-1)[element] += 1e-4
-        update(name, tensor)
 
-    checksums.update = changed
+    worker.device_switch.on_written = changed
     worker.device_switch.refreshes = 0  # the next one is checked to the last element
     try:
         worker.device_switch.to_rollout()
@@ -41,6 +38,11 @@ def main() -> None:
         # The first engine's kernels stay bound.
         dispatcher._rebind_kernels = lambda *arguments, **options: None
     report(world.rank, {"cases": found})
+
+
+def _responses(worker) -> dict[int, list[int]]:
+    """Return the responses of this rank's samples."""
+    return {id: made.completion.sample.response.tolist() for id, made in sorted(worker.rollouts.made.items())}
 
 
 def _case(given: dict, world, platform) -> dict:
@@ -79,7 +81,7 @@ def _case(given: dict, world, platform) -> dict:
             one: dict = {}
             one["moved"] = ranks.to_rollout(canary=True)
             samples, _ = ranks.generate("train", rows, step, count, sampling)
-            one["tokens"] = {sample: made.response.tolist() for sample, made in sorted(worker.store.made.items())}
+            one["tokens"] = _responses(worker)
             one["canary"] = ranks.to_training()
             ranks.rewards()
             one["tickets"] = [asdict(sample) for sample in samples]
@@ -95,16 +97,17 @@ def _case(given: dict, world, platform) -> dict:
             ranks.exchange(plan)
             total = sum(sample.response_tokens for sample in samples)
             minibatch = plan.minibatches[0]
-            advantages = [(-1.0) ** i for i in minibatch.ids]
-            one["learned"], _ = ranks.learn(
-                0, minibatch.ids, advantages, [1.0 / total] * len(minibatch.ids), config.train.learning_rate
-            )
+            ranks.put("advantages", {i: (-1.0) ** i for i in minibatch.ids})
+            ranks.put("weights", dict.fromkeys(minibatch.ids, 1.0 / total))
+            one["learned"], _ = ranks.learn("policy", 0, config.train.learning_rate)
             ranks.forget()
             found["rounds"].append(one)
         ranks.export_hf(given["export"])
         ranks.to_rollout()
         greedy, _ = ranks.generate("eval", list(range(4)), 0, 1, replace(sampling, temperature=0.0))
-        found["greedy"] = {sample: made.response.tolist() for sample, made in sorted(worker.store.made.items())}
+        found["greedy"] = {
+            sample: made.completion.sample.response.tolist() for sample, made in sorted(worker.rollouts.made.items())
+        }
         found["prompts"] = {i: list(loaded.prompts["eval"][i].token_ids) for i in range(4)}
         ranks.to_training()
         ranks.rewards()
@@ -115,7 +118,7 @@ def _case(given: dict, world, platform) -> dict:
     found["engine"] = {name: list(weights.plain(name).shape) for name in weights}
     found["shard"] = {name: list(shape) for name, shape in worker.device_switch.destination.params.items()}
     found["weights"] = hashlib.sha256(
-        b"".join(tensor.numpy().tobytes() for _, tensor in sorted(worker.trainer.parameters().items()))
+        b"".join(tensor.numpy().tobytes() for _, tensor in sorted(worker.models["policy"].weights().items()))
     ).hexdigest()
     # A rank that closes its engine while another is still in one of their calls would end it with an error.
     dist.barrier(group=world.control)

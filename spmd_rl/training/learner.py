@@ -1,0 +1,94 @@
+"""A model in training: with gradients and an optimizer."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from spmd_rl.config.config import TrainConfig
+from spmd_rl.distributed.status import doing
+from spmd_rl.training.forward import run_passes
+from spmd_rl.training.offload import Releasable, gradient_buffers
+from spmd_rl.training.optimizer import Optimizer, wrap_for_gradients
+from spmd_rl.training.packing import Packed
+from spmd_rl.training.sharded_model import ShardedModel, first_not_finite
+
+
+@dataclass
+class LossResult:
+    """What a loss says of a micro-batch that has samples."""
+
+    total: torch.Tensor
+    """The sum of weight * token loss, with its gradient."""
+    sums: dict[str, torch.Tensor] = field(default_factory=dict)
+    """For the log, over the loss tokens; `tokens`: how many there are."""
+    maxima: dict[str, torch.Tensor] = field(default_factory=dict)
+    """The same, of the largest of a token."""
+
+
+Loss = Callable[..., LossResult]
+"""(micro-batch, what the head says of its loss tokens [N], ...) -> the loss; samples' fields are read by name."""
+
+
+@dataclass
+class Learned:
+    """What one optimizer step tells rank 0; sums and maxima are over this rank's tokens, on ranks that report."""
+
+    updated: bool
+    grad_norm: float
+    broken: str = ""
+    """Where the update was not made: a parameter whose gradient is not finite on this rank."""
+    sums: dict[str, float] = field(default_factory=dict)
+    maxima: dict[str, float] = field(default_factory=dict)
+
+
+class Learner:
+    """Has a model, Megatron's gradient buffers around it, and its optimizer."""
+
+    def __init__(self, model: ShardedModel, train: TrainConfig):
+        self.model = model
+        self.wrapped = wrap_for_gradients(model.module)
+        self.optimizer = Optimizer(self.wrapped, train, model.dtype)
+        self.gradients = Releasable(gradient_buffers(self.wrapped))
+        self.gradients.release()
+
+    def learn(self, packs: Sequence[Packed], loss: Loss, rate: float) -> Learned:
+        """Make one optimizer step on these micro-batches; the loss is the sum of its totals over all ranks."""
+        model, learned = self.model, Learned(updated=False, grad_norm=0.0)
+        self.gradients.restore()
+        self.optimizer.zero_gradients()
+
+        def use(packed: Packed, *rows: torch.Tensor) -> torch.Tensor:
+            if not sum(packed.lengths):
+                return rows[0].sum()
+            result = loss(packed, *rows)
+            if model.place.reports:
+                for name, value in result.sums.items():
+                    learned.sums[name] = learned.sums.get(name, 0.0) + float(value)
+                for name, value in result.maxima.items():
+                    learned.maxima[name] = max(learned.maxima.get(name, 0.0), float(value))
+            return result.total
+
+        run_passes(self.wrapped, model.module.last, model.place, packs, model.head, use, backward=True)
+        with doing("optimizer step"):
+            learned.updated, learned.grad_norm = self.optimizer.step(rate)
+        if not learned.updated:
+            learned.broken = first_not_finite(
+                (name, weight.main_grad) for name, weight in model.module.named() if weight.requires_grad
+            )
+        return learned
+
+    def broken(self) -> str:
+        """Return what of this rank's weights and optimizer is not finite, its first; nothing in a sound run."""
+        return self.model.broken() or first_not_finite(self.optimizer.tensors())
+
+    def offload(self) -> None:
+        """Leave the device: weights and optimizer wait on the host, gradients are made anew."""
+        self.gradients.release()
+        self.model.offload()
+        self.optimizer.offload()
+
+    def onload(self) -> None:
+        """Take the device back; the gradients are zeroed before they are used."""
+        self.model.onload()
+        self.optimizer.onload()

@@ -1,0 +1,136 @@
+"""One rank's share of the verbs that score and train."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from spmd_rl.algorithms.table import find_loss
+from spmd_rl.config.config import Config
+from spmd_rl.distributed.exchange import exchange
+from spmd_rl.distributed.layout import TrainLayout
+from spmd_rl.distributed.sample import Sample
+from spmd_rl.distributed.world import World
+from spmd_rl.models.model_shape import ModelShape
+from spmd_rl.training.learner import Learner, Loss
+from spmd_rl.training.packing import Packed, pack
+from spmd_rl.training.parallel import start_parallel
+from spmd_rl.training.policy import PolicyLoss
+from spmd_rl.training.sharded_model import ShardedModel
+
+Routes = Mapping[int, int]
+"""Sample that this rank holds -> the data-parallel rank that trains on it."""
+MicroBatches = Sequence[Sequence[Sequence[int]]]
+"""[micro-batch][group] -> samples."""
+
+
+class Trainer:
+    """Holds the models by name, and the samples that they are trained on."""
+
+    def __init__(self, config: Config, shape: ModelShape, device: torch.device, world: World):
+        self.config, self.device, self.world = config, device, world
+        self.layout = TrainLayout.of(config.parallel, world.size)
+        self.place = start_parallel(self.layout, config.run.seed)
+        self.data_ranks = [self.layout.coords(rank).data for rank in range(world.size)]
+        """Of each rank."""
+        self.models: dict[str, ShardedModel] = {}
+        """`policy`, `reference`, ..."""
+        self.learners: dict[str, Learner] = {}
+        """Those of the models that are trained."""
+        self.losses: dict[str, Loss] = {}
+        self.samples: dict[int, Sample] = {}
+        self.packs: list[list[Packed]] = []
+        """Of each mini-batch."""
+        model, algorithm = config.model, config.algorithm
+        self.add("policy", self.built(model.path, shape), PolicyLoss(find_loss(algorithm)))
+        if algorithm.kl_coefficient > 0.0:
+            self.add("reference", self.built(model.reference_path or model.path, shape))
+
+    def built(self, path: str, shape: ModelShape, dtype: str = "", label: int = 0) -> ShardedModel:
+        """Return a model of a Hugging Face directory in the run's layout."""
+        layout = self.layout.suited_to(shape.layers)
+        return ShardedModel(self.config, path, shape, layout, self.place, self.device, dtype, label)
+
+    def add(self, name: str, model: ShardedModel, loss: Loss | None = None) -> None:
+        """Hold a model: one in training where there is a loss, else a frozen one, which is on the host between uses."""
+        self.models[name] = model
+        if loss is None:
+            model.module.requires_grad_(False)
+            model.offload()
+        else:
+            self.learners[name], self.losses[name] = Learner(model, self.config.train), loss
+
+    def bring(
+        self, held: Mapping[int, Sample], routes: Routes, minibatches: Sequence[MicroBatches], share_prompts: bool
+    ) -> tuple[list[list[Packed]], dict[int, Sample], int]:
+        """Bring samples from the ranks that hold them to those that train on them, and lay out this rank's.
+
+        `minibatches`: this rank's part of the plan. Returns its packed micro-batches, its samples by id, and the bytes
+        sent to others.
+        """
+        got, sent = exchange(held, routes, self.data_ranks, self.world.payload)
+        packs = [
+            self.pack([[[got[i] for i in group] for group in batch] for batch in batches], share_prompts)
+            for batches in minibatches
+        ]
+        return packs, got, sent
+
+    def pack(self, microbatches: Sequence[Sequence[Sequence[Sample]]], share_prompts: bool) -> list[Packed]:
+        """Lay out micro-batches for this rank's layout."""
+        multiple = self.place.tensor_size if self.config.parallel.sequence else 1
+        # The schedule of a virtual pipeline takes micro-batches in rounds of as many as there are stages.
+        rest = -len(microbatches) % self.layout.pipeline if self.layout.virtual > 1 else 0
+        laid = [*microbatches, *([] for _ in range(rest))]
+        chunk, chunks = self.place.context_rank, self.place.context_size
+        return [pack(groups, multiple, share_prompts, self.device, chunk, chunks) for groups in laid]
+
+    def exchange(
+        self, held: Mapping[int, Sample], routes: Routes, minibatches: Sequence[MicroBatches], share_prompts: bool
+    ) -> dict[str, int]:
+        """Keep the samples that this rank is to train on, see `bring`."""
+        self.packs, self.samples, sent = self.bring(held, routes, minibatches, share_prompts)
+        packs = [pack for packs in self.packs for pack in packs]
+        return {
+            "network_bytes": sent,
+            "tokens": sum(pack.tokens.shape[1] for pack in packs),
+            "padding_tokens": sum(pack.padding_tokens for pack in packs),
+        }
+
+    def put(self, field: str, values: Mapping[int, float]) -> None:
+        """Set a field of those samples that this rank trains on: one number for each of a sample's loss tokens."""
+        for sample, value in values.items():
+            if sample in self.samples:
+                self.samples[sample].put(field, value)
+
+    def score(self, model: str) -> dict[str, float]:
+        """Have a model give each sample its log-probabilities, or its values; returns what moving the model took."""
+        found, seconds = self.forward(model, [pack for packs in self.packs for pack in packs])
+        field = "values" if self.models[model].shape.head == "value" else f"{model}_logprobs"
+        for packed, values in found:
+            packed.put(field, values)
+        return seconds
+
+    def forward(
+        self, model: str, packs: Sequence[Packed]
+    ) -> tuple[list[tuple[Packed, torch.Tensor]], dict[str, float]]:
+        """Return what a model says (ShardedModel.forward), and the seconds that it took to move a frozen one."""
+        here = self.models[model]
+        if model in self.learners:
+            return here.forward(packs), {}
+        started = time.perf_counter()
+        here.onload()
+        onloaded = time.perf_counter()
+        found = here.forward(packs)
+        scored = time.perf_counter()
+        here.offload()
+        return found, {"onload": onloaded - started, "offload": time.perf_counter() - scored}
+
+    def learn(self, model: str, minibatch: int, rate: float) -> dict[str, Any]:
+        """Make one optimizer step of a model on a mini-batch."""
+        return asdict(self.learners[model].learn(self.packs[minibatch], self.losses[model], rate))
+
+    def forget(self) -> None:
+        """Drop the samples."""
+        self.samples, self.packs = {}, []
