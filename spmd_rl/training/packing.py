@@ -77,12 +77,9 @@ def pack(
     of `multiple` tokens that predict nothing: a rank that has fewer micro-batches than its neighbours runs it in their
     stead.
     """
-    pieces: list[torch.Tensor] = []
-    positions: list[torch.Tensor] = []
-    predictors: list[torch.Tensor] = []
+    pieces, positions, predictors, targets = ([], [], [], [])  # type: tuple[list[torch.Tensor], ...]
     sequences: list[QuerySequence] = []
     samples: list[Sample] = []
-    targets: list[torch.Tensor] = []
     cursor = 0
 
     def lay(tokens: torch.Tensor, first_position: int) -> int:
