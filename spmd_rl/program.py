@@ -114,11 +114,11 @@ def _prepare(program: Program) -> tuple[Platform, list[str]]:
     platform.set_environment()
     from spmd_rl.patches import megatron_core, vllm
     from spmd_rl.patches.patch import apply_all
-    from spmd_rl.rollout.options import model_options
 
     applied = apply_all((megatron_core.PATCHES if program.trains else ()) + vllm.PATCHES, platform.patches)
     config = program.config
-    model_options(config.model.path, program.shape, config.rollout.block_tokens, platform, config.model.knob)
+    # Refuses a model that vLLM has no kernels for here.
+    platform.engine_model_options(config.model.path, program.shape, config.rollout.block_tokens, config.model.knob)
     return platform, applied
 
 
@@ -132,9 +132,9 @@ class Training:
         self.directory = Path(config.run.dir or f"runs/{config.run.name}")
 
     def read(self) -> Inputs:
-        """Try the algorithms, read the weights' headers, then the prompts."""
-        try_algorithms(self.config.algorithm)
+        """Read the weights' headers, try the algorithms, then read the prompts."""
         check_weights(self.config, self.shape)
+        try_algorithms(self.config.algorithm)
         return read_inputs(self.config)
 
     def build(self, rank: Rank) -> "BaseWorker":
