@@ -41,11 +41,14 @@ def join(platform: Any) -> Any:
 
 
 def ready(*libraries: str) -> Any:
-    """In a rank, before it imports them: the CPU platform, its environment set and the libraries' patches applied."""
+    """In a rank, before it imports them: the platform, its environment set and the libraries' patches applied.
+
+    The platform is the CPU, or the test's `platform`.
+    """
     from spmd_rl.patches.patch import apply_all
     from spmd_rl.platforms import current
 
-    platform = current("cpu")
+    platform = current(arguments().get("platform", "cpu"))
     platform.set_environment()
     new = [library for library in libraries if library not in _patched]
     _patched.update(new)

@@ -11,6 +11,7 @@ LEARNING_RATE, EPSILON = 0.1, 1e-2
 def main() -> None:
     from spmd_rl.config.config import Config, ModelConfig
     from spmd_rl.models.model_shape import read_model_shape
+    from spmd_rl.platforms import current
 
     platform = ready("megatron_core")
     import torch
@@ -22,6 +23,7 @@ def main() -> None:
     world = join(platform)
     results = []
     for case in arguments()["cases"]:
+        current(case.get("platform", platform.name))
         shape = read_model_shape(case["model"])
         base = Config(model=ModelConfig(path=case["model"]))
         config = dataclasses.replace(

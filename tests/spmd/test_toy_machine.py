@@ -1,0 +1,68 @@
+"""A machine of another package, in one file: the whole stack runs on it, with its own attention and message sizes.
+
+Its attention sees nothing but gathered keys and cumulative lengths, which is what the kernels of accelerators take.
+"""
+
+import pytest
+
+from spmd.ranks import run_ranks
+from spmd.whole import RESPONSE, case, check_greedy, run
+from tests.platforms.installed import installed
+
+ALGORITHM = {"kl_coefficient": 0.1, "entropy_coefficient": 0.01}
+# Of four ranks; what is left is data parallel.
+LAYOUTS = (
+    {"tensor": 2, "context": 2},
+    {"context": 2, "pipeline": 2},
+    {"tensor": 2, "pipeline": 2, "sequence": False},
+    {"pipeline": 2, "virtual": 2},
+)
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", installed(tmp_path_factory.mktemp("toy_machine")))
+        yield "toy"
+
+
+@pytest.mark.parametrize("family", ["qwen2-tied", "deepseek_v3"])
+def test_its_attention_gives_the_loss_and_gradient_of_the_cpus_in_every_layout(family, toy, tiny_models):
+    wanted = [(layout, share) for layout in LAYOUTS for share in (True, False)]
+    cases = [
+        {
+            "model": tiny_models[family],
+            "parallel": layout,
+            "platform": platform,
+            "share": share,
+            "budget": 60,
+            "algorithm": ALGORITHM,
+        }
+        for layout, share in wanted
+        for platform in ("cpu", toy)
+    ]
+    reports = run_ranks("spmd.training_ranks", 4, {"cases": cases})
+    for report in reports:
+        found = report["cases"]
+        for what, cpu, other in zip(wanted, found[::2], found[1::2], strict=True):
+            assert other["grad_norm"] == pytest.approx(cpu["grad_norm"], rel=1e-5), what
+            assert other["tokens"] == cpu["tokens"] and other["sums"].keys() == cpu["sums"].keys(), what
+            for name, value in cpu["sums"].items():
+                assert other["sums"][name] == pytest.approx(value, rel=1e-4, abs=1e-5), (what, name)
+            assert other["logprobs"].keys() == cpu["logprobs"].keys(), what
+            for sample, logprobs in cpu["logprobs"].items():
+                assert other["logprobs"][sample] == pytest.approx(logprobs, abs=1e-5), (what, sample)
+        for shared, apart in zip(found[1::4], found[3::4], strict=True):
+            assert shared["grad_norm"] == pytest.approx(apart["grad_norm"], rel=1e-5)
+            assert shared["tokens"] < apart["tokens"]
+
+
+def test_rollout_exchange_packing_and_updates_run_on_it(toy, tiny_models, tmp_path):
+    given = case(tiny_models["qwen2-tied"], 1, 1, 1, 2, tmp_path / "hf", **{"run.platform": toy})
+    [reports] = run(2, [given], toy)
+    for one in reports[0]["rounds"]:
+        assert one["learned"]["grad_norm"] > 0.01
+        assert one["learned"]["correction/logprob_gap_max"] < 1e-4
+        assert one["canary"]["correction/canary_gap"] < 1e-4
+    assert len({report["weights"] for report in reports}) == 1
+    check_greedy(reports[0], tmp_path / "hf", RESPONSE)
