@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import resource
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from spmd_rl.errors import ConfigError, Problem
-from spmd_rl.platforms.attention_layout import Attend, AttentionLayout
-from spmd_rl.platforms.platform import Platform
+from spmd_rl.platforms.platform import Platform, lazily
 
 if TYPE_CHECKING:
     from spmd_rl.models.model_shape import ModelShape
-    from spmd_rl.platforms.cpu_peer_memory import PeerMemory
 
 # The sizes of a latent that vLLM's kernel of latent attention is compiled for, and its blocks.
 _LATENT = {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
@@ -59,24 +56,6 @@ def _trim_heap() -> None:
         libc.malloc_trim(0)
 
 
-def _prepare_attention(layout: AttentionLayout) -> Attend:
-    from spmd_rl.platforms.sdpa_attention import prepare_sdpa
-
-    return prepare_sdpa(layout)
-
-
-def _row_sums(element_bytes: int) -> Callable[..., None]:
-    from spmd_rl.platforms.cpu_row_sums import compiled
-
-    return compiled(element_bytes)
-
-
-def _peer_memory(rank: int, gather: Callable[[Any], list[Any]], barrier: Callable[[], None]) -> PeerMemory:
-    from spmd_rl.platforms.cpu_peer_memory import PeerMemory
-
-    return PeerMemory(rank, gather, barrier)
-
-
 def _engine_model_options(model_path: str, shape: ModelShape, block_tokens: int, knob: str) -> dict[str, object]:
     """Return the blocks that were asked for, or what vLLM's latent attention needs on a CPU."""
     if shape.mla is None:
@@ -111,7 +90,7 @@ CPU = Platform(
     },
     missing=lambda: "",
     claim=_claim,
-    attention=_prepare_attention,
+    attention=lazily("spmd_rl.platforms.sdpa_attention:prepare_sdpa"),
     memory_bytes=resident_bytes,
     peak_memory_bytes=_peak_bytes,
     reset_peak_memory=_reset_peak,
@@ -126,6 +105,6 @@ CPU = Platform(
     engine_options={"enforce_eager": True, "block_size": 32},
     engine_model_options=_engine_model_options,
     engine_sleeps=False,
-    row_sums=_row_sums,
-    peer_memory=_peer_memory,
+    row_sums=lazily("spmd_rl.platforms.cpu_row_sums:compiled"),
+    peer_memory=lazily("spmd_rl.platforms.cpu_peer_memory:PeerMemory"),
 )

@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from spmd_rl.platforms.attention_layout import Attend, AttentionLayout
-from spmd_rl.platforms.platform import Platform
+from spmd_rl.platforms.platform import Platform, lazily
 
 if TYPE_CHECKING:
     import torch
 
 # What torch's flash attention is compiled for.
 _FLASH_HEAD_DIM = 256
-
-
-def _cuda(name: str) -> Any:
-    """Return a function of `torch.cuda`, looked up when it is called."""
-
-    def call(*arguments: Any) -> Any:
-        import torch
-
-        return getattr(torch.cuda, name)(*arguments)
-
-    return call
 
 
 def _missing() -> str:
@@ -92,17 +81,17 @@ CUDA = Platform(
         "TOKENIZERS_PARALLELISM": "false",
     },
     missing=_missing,
-    claim=_cuda("set_device"),
+    claim=lazily("torch.cuda:set_device"),
     attention=_prepare_attention,
-    memory_bytes=_cuda("memory_reserved"),
-    peak_memory_bytes=_cuda("max_memory_reserved"),
-    reset_peak_memory=_cuda("reset_peak_memory_stats"),
-    give_back_memory=_cuda("empty_cache"),
+    memory_bytes=lazily("torch.cuda:memory_reserved"),
+    peak_memory_bytes=lazily("torch.cuda:max_memory_reserved"),
+    reset_peak_memory=lazily("torch.cuda:reset_peak_memory_stats"),
+    give_back_memory=lazily("torch.cuda:empty_cache"),
     bucket_bytes=256 << 20,
     link_probe_bytes=64 << 20,
     socket_variables=("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"),
     visible_devices_variable="CUDA_VISIBLE_DEVICES",
-    device_count=_cuda("device_count"),
-    synchronize=_cuda("synchronize"),
+    device_count=lazily("torch.cuda:device_count"),
+    synchronize=lazily("torch.cuda:synchronize"),
     engine_options={"enable_sleep_mode": True},
 )

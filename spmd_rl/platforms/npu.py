@@ -5,27 +5,16 @@ from __future__ import annotations
 import importlib.util
 from functools import cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from spmd_rl.platforms.attention_layout import Attend, AttentionLayout
-from spmd_rl.platforms.platform import Platform
+from spmd_rl.platforms.platform import Platform, lazily
 
 if TYPE_CHECKING:
     import torch
 
 # The fused attention takes at most so many sequences in a call.
 _SEQUENCES = 1000
-
-
-def _npu(name: str) -> Any:
-    """Return a function of `torch.npu`, looked up when it is called."""
-
-    def call(*arguments: Any) -> Any:
-        import torch
-
-        return getattr(torch.npu, name)(*arguments)
-
-    return call
 
 
 def _missing() -> str:
@@ -147,16 +136,16 @@ NPU = Platform(
     claim=_claim,
     attention=_prepare_attention,
     rms_norm=_rms_norm,
-    memory_bytes=_npu("memory_reserved"),
-    peak_memory_bytes=_npu("max_memory_reserved"),
-    reset_peak_memory=_npu("reset_peak_memory_stats"),
-    give_back_memory=_npu("empty_cache"),
+    memory_bytes=lazily("torch:npu.memory_reserved"),
+    peak_memory_bytes=lazily("torch:npu.max_memory_reserved"),
+    reset_peak_memory=lazily("torch:npu.reset_peak_memory_stats"),
+    give_back_memory=lazily("torch:npu.empty_cache"),
     bucket_bytes=256 << 20,
     link_probe_bytes=64 << 20,
     socket_variables=("GLOO_SOCKET_IFNAME", "HCCL_SOCKET_IFNAME"),
     visible_devices_variable="ASCEND_RT_VISIBLE_DEVICES",
     device_count=_device_count,
-    synchronize=_npu("synchronize"),
+    synchronize=lazily("torch:npu.synchronize"),
     # CPU binding would rebind the threads of the trainer too; eager until graphs were run on the device.
     engine_options={
         "enable_sleep_mode": True,

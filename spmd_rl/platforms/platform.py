@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -16,6 +18,12 @@ if TYPE_CHECKING:
 
 RowSums = Callable[..., None]
 """A compiled loop, see platforms/cpu_row_sums.py."""
+
+
+def lazily(where: str) -> Callable[..., Any]:
+    """Return a function, given as module:name, whose module is imported when it is called: records import no torch."""
+    module, _, name = where.partition(":")
+    return lambda *arguments: attrgetter(name)(import_module(module))(*arguments)
 
 
 def torch_rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
@@ -78,7 +86,7 @@ class Platform:
     """(a model's directory, its shape, rollout.block_tokens, the setting that names the directory) -> more of them.
     Raises ConfigError where vLLM has no kernels for it."""
     engine_sleeps: bool = True
-    """vLLM's sleep mode releases weights and cache; elsewhere rollout/engine.py releases the storages itself."""
+    """vLLM's sleep mode releases weights and cache; elsewhere rollout/packed_weights.py does, on a CPU."""
     after_engine_start: Callable[[], None] = lambda: None
     """Undo what starting vLLM changes for the rest of the process."""
     row_sums: Callable[[int], RowSums] | None = None

@@ -12,8 +12,9 @@ from spmd_rl.distributed.sample import Sample
 from spmd_rl.distributed.status import set_status
 from spmd_rl.models.model_shape import ModelShape
 from spmd_rl.platforms.platform import Platform
-from spmd_rl.rollout.engine_weights import Weights
+from spmd_rl.rollout.engine_weights import SleepMode, Weights
 from spmd_rl.rollout.options import model_options
+from spmd_rl.rollout.packed_weights import OwnStorages
 from spmd_rl.rollout.requests import Completion, Request, SamplingParams
 
 
@@ -42,7 +43,6 @@ class Engine:
         options = model_options(model_path, shape, block_tokens, platform)
         from vllm import LLM
 
-        self.platform = platform
         self.llm = LLM(
             model_path,
             dtype=dtype,
@@ -69,8 +69,8 @@ class Engine:
         self.needs_text = needs_text
         self.asleep = False
         runner = self._runner
-        self.weights = Weights(runner.get_model(), runner.model_config.dtype, releases=not platform.engine_sleeps)
-        self._cache_bytes: list[tuple[torch.UntypedStorage, int]] = []
+        self.memory = (SleepMode if platform.engine_sleeps else OwnStorages)(self.llm, runner)
+        self.weights: Weights = self.memory.weights
         platform.after_engine_start()
 
     @property
@@ -82,31 +82,18 @@ class Engine:
         if self.asleep:
             return
         self.asleep = True
-        if self.platform.engine_sleeps:
-            self.llm.sleep(level=2)
-            return
-        self.weights.release()
-        storages = {
-            tensor.untyped_storage()._cdata: tensor.untyped_storage() for tensor in _tensors(self._runner.kv_caches)
-        }
-        self._cache_bytes = [(storage, storage.nbytes()) for storage in storages.values()]
-        for storage in storages.values():
-            storage.resize_(0)
+        self.memory.sleep()
 
     def wake_weights(self) -> None:
         """Begin a refresh: it writes all of `weights` before anything is generated."""
-        if self.asleep and self.platform.engine_sleeps:
-            self.llm.wake_up(tags=["weights"])
+        if self.asleep:
+            self.memory.wake_weights()
         self.weights.begin()
 
     def wake_cache(self) -> None:
         """Make room for the cache, which is empty: what it held was computed with other weights."""
         if self.asleep:
-            if self.platform.engine_sleeps:
-                self.llm.wake_up(tags=["kv_cache"])
-            for storage, nbytes in self._cache_bytes:
-                storage.resize_(nbytes)
-            self._cache_bytes = []
+            self.memory.wake_cache()
             self.asleep = False
         self.llm.reset_prefix_cache()
 
@@ -202,10 +189,3 @@ def _completion(request: Request, output: Any) -> Completion:
         finish_reason=str(sample.finish_reason),
         cached_prompt_tokens=output.num_cached_tokens or 0,
     )
-
-
-def _tensors(caches: Any) -> list[torch.Tensor]:
-    """The tensors of vLLM's cache list, which nests where layers hold several."""
-    if isinstance(caches, torch.Tensor):
-        return [caches]
-    return [tensor for cache in caches for tensor in _tensors(cache)]

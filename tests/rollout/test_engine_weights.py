@@ -5,6 +5,7 @@ import torch
 
 from spmd_rl.patches.vllm_packing import PackedExperts, PackedLinear
 from spmd_rl.rollout.engine_weights import Weights
+from spmd_rl.rollout.packed_weights import PackedWeights
 
 
 class Linear(PackedLinear):
@@ -62,7 +63,7 @@ def write(weights, value):
 
 
 def test_after_a_refresh_only_what_is_read_as_it_is_has_plain_memory(model):
-    weights = Weights(model, torch.float32, releases=True)
+    weights = PackedWeights(model, torch.float32)
     weights.release()
     assert memory(weights) == set()
     for value in (2.0, 3.0):
@@ -80,20 +81,20 @@ def test_after_a_refresh_only_what_is_read_as_it_is_has_plain_memory(model):
 
 
 def test_one_parameter_at_a_time_has_room_beside_those(model):
-    weights = Weights(model, torch.float32, releases=True)
+    weights = PackedWeights(model, torch.float32)
     weights.release()
     assert write(weights, 1.0) <= len({"embedding.weight", "norm.weight", "linear.bias"}) + 1
 
 
 def test_a_parameter_that_is_complete_is_not_looked_up_again(model):
-    weights = Weights(model, torch.float32, releases=True)
+    weights = PackedWeights(model, torch.float32)
     weights.written("linear.weight")
     with pytest.raises(AssertionError, match=r"linear\.weight"):
         weights["linear.weight"]
 
 
 def test_an_incomplete_refresh_names_what_is_missing(model):
-    weights = Weights(model, torch.float32, releases=True)
+    weights = PackedWeights(model, torch.float32)
     for name in set(weights) - {"experts.w2_weight"}:
         weights.written(name)
     with pytest.raises(AssertionError, match=r"1 parameters .*experts\.w2_weight"):
@@ -101,7 +102,7 @@ def test_an_incomplete_refresh_names_what_is_missing(model):
 
 
 def test_lent_values_are_read_where_they_lie_until_they_go_back(model):
-    weights = Weights(model, torch.float32, releases=True)
+    weights = PackedWeights(model, torch.float32)
     weights.release()
     lent = {name: torch.full_like(parameter, 7.0) for name, parameter in model.named_parameters()}
     for value in (7.0, 8.0):
@@ -133,7 +134,7 @@ def test_what_latent_attention_derives_from_lent_values_is_theirs(model):
             self.W_UK_T.data.copy_(self.kv_b_proj.weight * 2)
 
     model.attention = Attention(model.linear)
-    weights = Weights(model, torch.float32, releases=True)
+    weights = PackedWeights(model, torch.float32)
     weights.release()
     weights.begin()
     assert weights.lend("linear.weight", torch.full((2, 3), 5.0))
@@ -142,7 +143,7 @@ def test_what_latent_attention_derives_from_lent_values_is_theirs(model):
 
 
 def test_where_vllm_sleeps_itself_nothing_is_packed_or_released(model):
-    weights = Weights(model, torch.float32, releases=False)
+    weights = Weights(model, torch.float32)
     write(weights, 5.0)
     assert memory(weights) == set(weights) and model.linear.cpu_linear._packed is None
     assert (weights["linear.weight"] == 5.0).all()
