@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -12,7 +14,7 @@ if TYPE_CHECKING:
     import torch
 
 # What torch's flash attention is compiled for.
-_FLASH_HEAD_DIM = 256
+_FLASH_HEAD_DIM, _FLASH_CAPABILITY = 256, (8, 0)
 
 
 def _missing() -> str:
@@ -27,23 +29,28 @@ def _prepare_attention(layout: AttentionLayout) -> Attend:
     """Make one call for all sequences; what flash attention has no kernel for goes through torch's general one."""
     from spmd_rl.platforms.sdpa_attention import prepare_sdpa
 
-    flash, general = _prepare_flash(layout), prepare_sdpa(layout)
+    kernels = {True: cache(lambda: _prepare_flash(layout)), False: cache(lambda: prepare_sdpa(layout))}
 
     def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
-        fits = query.dtype.itemsize == 2 and query.shape[-1] <= _FLASH_HEAD_DIM
-        return (flash if fits and flash is not None else general)(query, key, value, scale)
+        fits = query.dtype.itemsize == 2 and query.shape[-1] <= _FLASH_HEAD_DIM and _has_flash()
+        return kernels[fits]()(query, key, value, scale)
 
     return attend
 
 
-def _prepare_flash(layout: AttentionLayout) -> Attend | None:
-    """Return flash attention over variable lengths; None where this torch doesn't have it."""
+@cache
+def _has_flash() -> bool:
+    """Return whether this torch has flash attention over variable lengths, and kernels of it for this GPU."""
     import torch
 
-    try:
-        from torch.nn.attention.varlen import varlen_attn
-    except ImportError:
-        return None
+    found = importlib.util.find_spec("torch.nn.attention.varlen") is not None
+    return found and torch.cuda.get_device_capability() >= _FLASH_CAPABILITY
+
+
+def _prepare_flash(layout: AttentionLayout) -> Attend:
+    import torch
+    from torch.nn.attention.varlen import varlen_attn
+
     rows = layout.rows()
     ends = [[0, *layout.query_ends], [0, *layout.key_ends]]
     cumulative = [torch.tensor(part, dtype=torch.int32, device=layout.device) for part in ends]
