@@ -18,7 +18,7 @@ class _Memory:
     """What a parameter takes, and who reads it."""
 
     held: torch.nn.Parameter
-    """What the engine's layers read; between refreshes its memory may be someone else's."""
+    """The engine's layers read this; between refreshes its memory may be someone else's."""
     plain: torch.Tensor
     """Its own memory."""
     nbytes: int
@@ -74,7 +74,7 @@ class PackedWeights(Weights):
         return self._memory[name].plain
 
     def lend(self, name: str, values: torch.Tensor) -> bool:
-        """Return whether these values will do for a parameter as they are: packed, and read, where they lie.
+        """Take values for a parameter as they are, if they will do: they are packed, and read, where they lie.
 
         Who lends them leaves them alone until `release`.
         """
