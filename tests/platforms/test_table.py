@@ -1,5 +1,6 @@
 """The table of machines, and one that another package brings."""
 
+import os
 import subprocess
 import sys
 
@@ -19,7 +20,7 @@ def run(words, path):
 
 
 def test_a_machine_of_another_package_is_named_detected_and_refused_like_ours(tmp_path):
-    path = installed(tmp_path)
+    path = os.pathsep.join(filter(None, (*installed(tmp_path), os.environ.get("PYTHONPATH"))))
     ask = """
 from spmd_rl.platforms import current, detect, names, record
 assert names() == ("cpu", "cuda", "npu", "toy") and detect() == "toy", names()

@@ -3,6 +3,7 @@
 import importlib
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +44,15 @@ def join(platform: Any) -> Any:
 def ready(*libraries: str) -> Any:
     """In a rank, before it imports them: the platform, its environment set and the libraries' patches applied.
 
-    The platform is the CPU, or the test's `platform`.
+    The platform is the CPU, or the test's `platform`, which a package on its `paths` may bring.
     """
+    from spmd_rl import platforms
     from spmd_rl.patches.patch import apply_all
-    from spmd_rl.platforms import current
 
-    platform = current(arguments().get("platform", "cpu"))
+    if paths := [path for path in arguments().get("paths", ()) if path not in sys.path]:
+        sys.path[:0] = paths
+        platforms._table.cache_clear()
+    platform = platforms.current(arguments().get("platform", "cpu"))
     platform.set_environment()
     new = [library for library in libraries if library not in _patched]
     _patched.update(new)

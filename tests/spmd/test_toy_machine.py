@@ -20,15 +20,16 @@ LAYOUTS = (
 
 
 @pytest.fixture(scope="module")
-def toy(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", installed(tmp_path_factory.mktemp("toy_machine")))
-        yield "toy"
+def paths(tmp_path_factory):
+    """Where a rank finds the machine."""
+    return installed(tmp_path_factory.mktemp("toy_machine"))
 
 
 @pytest.mark.parametrize("family", ["qwen2-tied", "deepseek_v3"])
-def test_its_attention_gives_the_loss_and_gradient_of_the_cpus_in_every_layout(family, toy, tiny_models):
-    wanted = [(layout, share) for layout in LAYOUTS for share in (True, False)]
+def test_its_attention_gives_the_loss_and_gradient_of_the_cpus_in_every_layout(family, paths, tiny_models):
+    # Megatron-Core cuts experts by tensor only with sequence parallelism.
+    layouts = [layout for layout in LAYOUTS if family == "qwen2-tied" or "sequence" not in layout]
+    wanted = [(layout, share) for layout in layouts for share in (True, False)]
     cases = [
         {
             "model": tiny_models[family],
@@ -39,9 +40,9 @@ def test_its_attention_gives_the_loss_and_gradient_of_the_cpus_in_every_layout(f
             "algorithm": ALGORITHM,
         }
         for layout, share in wanted
-        for platform in ("cpu", toy)
+        for platform in ("cpu", "toy")
     ]
-    reports = run_ranks("spmd.training_ranks", 4, {"cases": cases})
+    reports = run_ranks("spmd.training_ranks", 4, {"cases": cases, "paths": paths})
     for report in reports:
         found = report["cases"]
         for what, cpu, other in zip(wanted, found[::2], found[1::2], strict=True):
@@ -57,9 +58,9 @@ def test_its_attention_gives_the_loss_and_gradient_of_the_cpus_in_every_layout(f
             assert shared["tokens"] < apart["tokens"]
 
 
-def test_rollout_exchange_packing_and_updates_run_on_it(toy, tiny_models, tmp_path):
-    given = case(tiny_models["qwen2-tied"], 1, 1, 1, 2, tmp_path / "hf", **{"run.platform": toy})
-    [reports] = run(2, [given], toy)
+def test_rollout_exchange_packing_and_updates_run_on_it(paths, tiny_models, tmp_path):
+    given = case(tiny_models["qwen2-tied"], 1, 1, 1, 2, tmp_path / "hf")
+    [reports] = run(2, [given], platform="toy", paths=paths)
     for one in reports[0]["rounds"]:
         assert one["learned"]["grad_norm"] > 0.01
         assert one["learned"]["correction/logprob_gap_max"] < 1e-4
