@@ -62,12 +62,14 @@ class RecordingRanks:
         self.told.append(f"generate {split}")
         self.generated.append((split, tuple(rows), step, samples_per_prompt))
         self.step = step
-        self.tickets = [
-            Ticket(prompt * samples_per_prompt + sample, prompt, 5, 3, 3, "stop")
-            for prompt in range(len(rows))
+        first_group = first_id // samples_per_prompt
+        tickets = [
+            Ticket(group * samples_per_prompt + sample, group, 5, 3, 3, "stop", step)
+            for group in range(first_group, first_group + len(rows))
             for sample in range(samples_per_prompt)
         ]
-        return self.tickets, {"rollout/truncated_fraction": 0.0}
+        self.tickets = [*self.tickets, *tickets] if first_id else tickets
+        return tickets, {"rollout/truncated_fraction": 0.0}
 
     def rewards(self) -> tuple[dict[int, SampleReward], dict[str, float]]:
         self.told.append("rewards")
@@ -332,3 +334,21 @@ def test_a_second_algorithm_is_a_second_loop_that_shares_all_around_the_steps(dr
     )
     assert two.told == one.told
     assert two.learned[0]["advantages"] == [-0.5, 0.5] * 4
+
+
+def run_with_refill(config, session):
+    """Sample until enough groups were made: two at a time."""
+    for step in session.steps():
+        samples = []
+        with step.rollout() as rollout:
+            while len(samples) < PROMPTS * SAMPLES:
+                samples += rollout.generate(2)
+        assert len(step.reward(samples).rewards) == PROMPTS * SAMPLES
+
+
+def test_a_step_may_sample_several_times_and_no_two_samples_have_one_id(drive):
+    driven = drive(steps=2, loop=run_with_refill)
+    assert driven.told() == ["to_rollout", *["generate train"] * 2, "to_training", "rewards", *END] * 2
+    assert [ticket.id for ticket in driven.ranks.tickets] == list(range(PROMPTS * SAMPLES))
+    assert [ticket.group for ticket in driven.ranks.tickets] == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert [rows for _, rows, _, _ in driven.ranks.generated] == [(0, 1), (2, 3), (4, 5), (6, 7)]

@@ -124,7 +124,7 @@ class Step:
         with self.ranks.rollout_mode(self.timed, compare) as moved, self.timed(Phase.ROLLOUT):
             rollout = Rollout(self.config, self.ranks, self.number, self.session.take_prompts)
             yield rollout
-        self._metrics += [moved, rollout.metrics]
+        self._metrics += [moved, *rollout.metrics]
 
     def reward(self, tickets: Sequence[Ticket]) -> Batch:
         """Return the samples with their rewards: rules have graded as sequences ended, reward models score now."""
