@@ -32,7 +32,9 @@ def load_tokenizer(path: str, trust_remote_code: bool = False, knob: str = "mode
         if trust_remote_code or "trust_remote_code" not in str(error):
             raise
         met = "its tokenizer needs Python code that lies beside it, and is not run unasked"
-        way = "read it, and set trust_remote_code (of the model) to true if you trust it"
+        # Programs that only generate have no section `model`.
+        setting = "model.trust_remote_code" if "." in knob else "trust_remote_code"
+        way = f"read it, and set {setting} to true if you trust it"
         raise ConfigError(Problem(knob, path, met, way)) from error
 
 
