@@ -5,7 +5,7 @@ given the configuration and a session, as spmd_rl/grpo.py's is.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -24,7 +24,15 @@ from spmd_rl.platforms import current
 from spmd_rl.platforms.platform import Platform
 from spmd_rl.runlog.run_log import RunLog
 from spmd_rl.runtime.process import Started, launch, user_errors_exit
-from spmd_rl.runtime.startup import Inputs, check_weights, configure, read_inputs, start_graders
+from spmd_rl.runtime.startup import (
+    Inputs,
+    check_weights,
+    configure,
+    describe_ends,
+    read_inputs,
+    refuse_unknown_tokens,
+    start_graders,
+)
 
 if TYPE_CHECKING:  # torch stays out until the settings are right
     from spmd_rl.distributed.commands import ControlChannel
@@ -81,8 +89,10 @@ def run_rank(program: Program, started: Started) -> None:
     with user_errors_exit():
         platform, applied = _prepare(program)
         inputs = program.read()
+        refuse_unknown_tokens(inputs, program.shape.vocabulary)
+        inputs = replace(inputs, notes=[*inputs.notes, describe_ends(config, inputs.tokenizer)])
         first = next(iter(inputs.prompts.values()), ())[:1]
-        graders = start_graders(config, first[0]) if first else None
+        graders = start_graders(config, first[0], inputs.tokenizer) if first else None
         import torch.distributed as dist
 
         from spmd_rl.distributed import world as worlds

@@ -5,8 +5,10 @@ import json
 import pytest
 
 from spmd_rl.config.loading import load_config
+from spmd_rl.data.sources.prompts import Prompt
+from spmd_rl.data.tokens import load_tokenizer
 from spmd_rl.models.model_shape import read_model_shape
-from spmd_rl.runtime.startup import check_weights, read_inputs, start_graders
+from spmd_rl.runtime.startup import Inputs, check_weights, read_inputs, refuse_unknown_tokens, start_graders
 from tiny_models import make_tiny
 from tiny_tokenizer import make_tokenizer
 
@@ -51,7 +53,15 @@ def test_a_reward_model_reads_what_its_tokenizer_lets_it(tiny_models, scorer, tm
 
 
 def test_without_rules_there_are_no_graders(tiny_models, scorer):
-    graders = start_graders(configured(tiny_models, scorer, "--reward.rules"), None)
+    graders = start_graders(configured(tiny_models, scorer, "--reward.rules"), None, None)
     graders.submit(0, None)
     assert graders.collect(block=True) == [] and graders.busy_seconds == 0.0
     graders.close()
+
+
+def test_a_token_beyond_the_models_embedding_is_refused_with_its_row_and_the_sizes(tiny_models):
+    prompts = {"train": [Prompt(0, (1, 514), "", "", {}, "a"), Prompt(3, (5, 515), "", "", {}, "b.jsonl")]}
+    inputs = Inputs(load_tokenizer(tiny_models["llama"]), prompts)
+    refuse_unknown_tokens(inputs, 516)
+    with pytest.raises(ValueError, match=r"row 3 of b.jsonl has the token .* \(id 515\), .* for 515, ids 0 to 514"):
+        refuse_unknown_tokens(inputs, 515)

@@ -89,8 +89,13 @@ def _turn(settings: ChatConfig, serving: Serving, conversation: Conversation, qu
             "--context N allows more, up to the model's positions. Your question was not asked)"
         )
         return
+    tokenizer = serving.rank.inputs.tokenizer
+    if max(prompt) >= serving.shape.vocabulary:
+        word = tokenizer.convert_ids_to_tokens(max(prompt))
+        shown.note(f"(the model has no embedding for {word}, id {max(prompt)}: your question was not asked)")
+        return
     opened = rendered.rstrip().endswith("<think>")
-    text, thoughts, said = TextStream(serving.rank.inputs.tokenizer), Thoughts(opened), []
+    text, thoughts, said = TextStream(tokenizer, serving.worker.engine.end_ids), Thoughts(opened), []
 
     def heard(tokens: Sequence[int]) -> bool:
         piece = text.add(tokens)

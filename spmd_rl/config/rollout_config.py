@@ -65,7 +65,11 @@ class RolloutConfig(SamplingConfig, EnginesConfig):
     stop: tuple[str, ...] = ()
     """Strings that end a response, besides the model's own end tokens."""
     stop_token_ids: tuple[NonNegativeInt, ...] = ()
-    """Token ids that end a response, besides the model's own."""
+    """Token ids that end a response, besides the model's own: those of tokenizer, config.json, generation_config.json
+    and the end of a turn in the chat template."""
+    skip_special_tokens: bool = False
+    """Leave all special tokens out of what rules, logged samples and stop strings see, also tags such as <think>; else
+    only those that begin, end or pad a text."""
     max_response_length: PositiveInt = 512
     """Tokens; a longer response is cut and its finish reason is "length"."""
     refresh_bucket_mib: MayDiffer[Annotated[float, Bounds(ge=1, note="a bucket has 1 MiB or more")] | None] = None

@@ -51,6 +51,9 @@ class EvaluateConfig(SamplingConfig, ServeConfig):
     """Strings that end a response, besides the model's own end tokens."""
     stop_token_ids: tuple[NonNegativeInt, ...] = ()
     """Token ids that end a response, besides the model's own."""
+    skip_special_tokens: bool = False
+    """Leave all special tokens out of what the grader and stop strings see, also tags such as <think>; else only those
+    that begin, end or pad a text."""
     max_prompt_length: PositiveInt = 1024
     """Tokens, template included."""
     overlong_prompts: Literal["drop", "refuse"] = "refuse"
@@ -118,6 +121,7 @@ def of_evaluation(given: EvaluateConfig, directory: str, dtype: Dtype) -> Config
             **vars(given.rollout),
             stop=given.stop,
             stop_token_ids=given.stop_token_ids,
+            skip_special_tokens=given.skip_special_tokens,
             max_response_length=given.max_response_length,
         ),
         reward=RewardConfig({given.grader: 1.0}, given.grader_timeout_seconds, given.grader_workers),
@@ -131,7 +135,7 @@ def of_chat(given: ChatConfig, directory: str, dtype: Dtype, world_size: int) ->
     return Config(
         _TopLevelModel(directory, dtype, trust_remote_code=given.trust_remote_code),
         # The engine holds a prompt and its response together; how they share it is decided turn by turn.
-        DataConfig(max_prompt_length=given.context - 1),
+        DataConfig(max_prompt_length=given.context - 1, template=given.template),
         rollout=RolloutConfig(
             tensor=world_size,
             expert_parallel=given.expert_parallel,

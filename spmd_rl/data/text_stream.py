@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from spmd_rl.data.tokens import decode
+from spmd_rl.data.response_text import ResponseText
 
 UNFINISHED = "\ufffd"
 
@@ -15,16 +15,16 @@ class TextStream:
     character are held back.
     """
 
-    def __init__(self, tokenizer: Any):
-        self.tokenizer = tokenizer
+    def __init__(self, tokenizer: Any, ends: Sequence[int] = ()):
+        self.text = ResponseText(tokenizer, ends)
         self._ids: list[int] = []
         self._start = self._said = 0
 
     def add(self, ids: Sequence[int], last: bool = False) -> str:
         """The text that is certain now. `last`: there will be no more tokens."""
-        self._ids += ids
-        before = decode(self.tokenizer, self._ids[self._start : self._said])
-        now = decode(self.tokenizer, self._ids[self._start :])
+        self._ids += self.text.ids(ids)
+        before = self.text(self._ids[self._start : self._said])
+        now = self.text(self._ids[self._start :])
         if now.endswith(UNFINISHED) and not last:
             return ""
         self._start, self._said = self._said, len(self._ids)

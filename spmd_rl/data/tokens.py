@@ -116,8 +116,28 @@ def same_tokens(one: Any, other: Any) -> bool:
 
 
 def encode_all(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
-    """Token ids of plain texts, with the tokens that the tokenizer itself puts around a text (such as BOS)."""
-    return tokenizer(list(texts))["input_ids"] if texts else []
+    """Return the token ids of plain texts, with what the tokenizer puts before a text (such as BOS), not behind it."""
+    if not texts:
+        return []
+    encoded, end = tokenizer(list(texts))["input_ids"], getattr(tokenizer, "eos_token_id", None)
+    for text, ids in zip(texts, encoded, strict=True):
+        if ids and ids[-1] == end and not text.endswith(tokenizer.eos_token):
+            del ids[-1]  # a response goes on from here
+    return encoded
+
+
+def opens_answer(tokenizer: Any, template: str | None) -> bool:
+    """Return False where a chat template writes something before an answer, and not at the end of a prompt."""
+    asked = [{"role": "user", "content": "Q"}]
+    answered = [*asked, {"role": "assistant", "content": "ANSWER"}]
+    chosen = {} if template is None else {"chat_template": template}
+    try:
+        shown = tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=True, **chosen)
+        whole = tokenizer.apply_chat_template(answered, tokenize=False, **chosen)
+    except Exception:  # templates raise what they like; the prompts' own rendering says so
+        return True
+    before, answer, _ = whole.partition("ANSWER")
+    return not answer or not before.startswith(shown) or not before[len(shown) :].strip()
 
 
 def decode(tokenizer: Any, ids: Sequence[int], special: bool = False) -> str:

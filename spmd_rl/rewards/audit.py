@@ -20,6 +20,7 @@ from spmd_rl.data.tickets import SampleReward
 from spmd_rl.errors import ConfigError
 from spmd_rl.rewards.grade import CAUSES, RewardSample
 from spmd_rl.rewards.grading.pool import GraderPool
+from spmd_rl.rewards.reward_sample import of_record
 
 _SAME = 1e-6
 """Rewards that differ by less agree: they were written as decimals."""
@@ -153,17 +154,7 @@ def report(
 
 
 def _stored(row: dict[str, Any], place: str, step: int, response_limit: int) -> Stored:
-    sample = RewardSample(
-        prompt=str(row.get("question", row.get("prompt", ""))),
-        response=row["response"],
-        answer=str(row["answer"]),
-        finish_reason=row.get("finish_reason", "stop"),
-        row=row.get("row") or {},
-        prompt_ids=row.get("prompt_ids") or [],
-        response_ids=row.get("response_ids") or [],
-        response_tokens=int(row.get("response_tokens") or 0),
-        response_limit=response_limit,
-    )
+    sample = of_record(row, response_limit)
     scored = SampleReward(-1, float(row["reward"]), str(row["cause"]), row.get("scores") or {}, row.get("extracted"))
     sample.response.strip()
     return Stored(place, int(row.get("step", step)), sample, scored)

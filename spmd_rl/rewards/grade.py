@@ -12,7 +12,9 @@ class RewardSample:
     """All that a rule may look at."""
 
     prompt: str
+    """The question as the user asked it: the row's text, or the last message of its conversation."""
     response: str
+    """Its text; of the special tokens those are left out that begin, end or pad a text."""
     answer: str
     finish_reason: str = "stop"
     """Either "stop" or "length" (the response limit cut it off)."""
@@ -26,6 +28,15 @@ class RewardSample:
     """Their number; 0: that of response_ids."""
     response_limit: int = 0
     """Tokens after which a response is cut off; 0: not known."""
+    rendered: str = ""
+    """The prompt as the model was shown it, with the template and all special tokens."""
+
+    @property
+    def opened_response(self) -> str:
+        """The response, behind the `<think>` that the chat template may have put at the end of the prompt."""
+        return (
+            "<think>" + self.response if (self.rendered or self.prompt).rstrip().endswith("<think>") else self.response
+        )
 
     @property
     def tokens(self) -> int:

@@ -1,7 +1,7 @@
 """An in-process vLLM engine of this rank: it never reads a weight from disk, and sleeps while the trainer works."""
 
 import gc
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +35,11 @@ class Engine:
         seed: int,
         platform: Platform,
         trust_remote_code: bool = False,
+        end_ids: Sequence[int] = (),
+        skip_special_tokens: bool = False,
     ):
-        """`max_tokens`: the longest prompt with its response. `needs_text`: stop strings make the engine detokenize.
+        """`max_tokens`: the longest prompt with its response. `needs_text`: stop strings make the engine detokenize,
+        with `skip_special_tokens` or without. `end_ids`: end every response.
 
         Raises ValueError where vLLM cannot run such a model on this machine.
         """
@@ -66,7 +69,7 @@ class Engine:
             trust_remote_code=trust_remote_code,
             **options,
         )
-        self.needs_text = needs_text
+        self.needs_text, self.skip_special_tokens, self.end_ids = needs_text, skip_special_tokens, tuple(end_ids)
         self.asleep = False
         runner = self._runner
         self.memory = (SleepMode if platform.engine_sleeps else OwnStorages)(self.llm, runner)
@@ -168,7 +171,9 @@ class Engine:
                 min_p=sampling.min_p,
                 max_tokens=sampling.max_tokens,
                 stop=list(sampling.stop) or None,
-                stop_token_ids=list(sampling.stop_token_ids) or None,
+                stop_token_ids=sorted({*sampling.stop_token_ids, *self.end_ids}) or None,
+                skip_special_tokens=self.skip_special_tokens,
+                spaces_between_special_tokens=False,
                 seed=request.seed,
                 detokenize=self.needs_text,
                 output_kind=RequestOutputKind[output_kind],

@@ -13,18 +13,19 @@ from spmd_rl.config.check_reward_models import read_reward_shape, reward_model_k
 from spmd_rl.config.config import Config
 from spmd_rl.config.fault_spec import check_parameters
 from spmd_rl.config.loading import load_config, load_dataset_config
+from spmd_rl.data.response_text import described, end_tokens
 from spmd_rl.data.reward_model_reading import Reader, make_reader
 from spmd_rl.data.sources.order import PromptOrder
 from spmd_rl.data.sources.prompts import Prompt, load_dataset, load_prompts
-from spmd_rl.data.tokens import load_tokenizer
+from spmd_rl.data.tokens import decode, load_tokenizer
 from spmd_rl.distributed.environment import size_from_environment
 from spmd_rl.distributed.status import doing
 from spmd_rl.errors import refuse
 from spmd_rl.evaluation.benchmark import Benchmark
 from spmd_rl.models.model_shape import ModelShape, read_model_shape
-from spmd_rl.rewards.grade import RewardSample
 from spmd_rl.rewards.grading.null_pool import NullPool
 from spmd_rl.rewards.grading.pool import GraderPool
+from spmd_rl.rewards.reward_sample import of_answer
 from spmd_rl.runlog.sinks import require_wandb_key
 
 _REFERENCE = "model.reference_path"
@@ -105,6 +106,25 @@ def _read_reward_models(config: Config, tokenizer: Any, prompts: Sequence[Prompt
     return readers
 
 
+def describe_ends(config: Config, tokenizer: Any) -> str:
+    """Say which tokens end a response."""
+    ends = end_tokens(tokenizer, config.model.path, config.data.template)
+    return described(tokenizer, ends, (*config.rollout.stop, *config.rollout.stop_token_ids))
+
+
+def refuse_unknown_tokens(inputs: Inputs, rows: int) -> None:
+    """Raise ValueError for a prompt with a token id beyond the model's `rows` of embeddings."""
+    for prompt in (prompt for split in inputs.prompts.values() for prompt in split):
+        token = max(prompt.token_ids, default=0)
+        if token >= rows:
+            word = inputs.tokenizer.convert_ids_to_tokens(token)
+            raise ValueError(
+                f"model.path: row {prompt.index} of {prompt.source} has the token {word} (id {token}), and the model "
+                f"has embeddings for {rows}, ids 0 to {rows - 1}; the tokenizer has {len(inputs.tokenizer)} tokens: "
+                "resize the model's embeddings to it, or take the token out of the tokenizer"
+            )
+
+
 def names_split(name: str, names: dict[str, str]) -> str:
     """Give a benchmark a split of its own, and a name that no other of `names` has: a number is added where one has."""
     taken = set(names.values())
@@ -114,24 +134,16 @@ def names_split(name: str, names: dict[str, str]) -> str:
     return split
 
 
-def start_graders(config: Config, prompt: Prompt) -> GraderPool | NullPool:
+def start_graders(config: Config, prompt: Prompt, tokenizer: Any) -> GraderPool | NullPool:
     """Start the grader processes and try the rules on a prompt's own answer; one that fails ends the run."""
     reward = config.reward
     if not reward.rules:  # reward models alone decide
         return NullPool()
     with doing("starts the graders"):
         pool = GraderPool(reward.rules, reward.workers, reward.timeout_seconds, reward.memory_mib, reward.batch)
-        sample = RewardSample(
-            prompt=prompt.text,
-            response=prompt.answer,
-            answer=prompt.answer,
-            row=prompt.row,
-            prompt_ids=list(prompt.token_ids),
-            response_tokens=1,
-            response_limit=config.rollout.max_response_length,
-        )
+        rendered = decode(tokenizer, prompt.token_ids, special=True)
         try:
-            pool.try_rules(sample)
+            pool.try_rules(of_answer(prompt, rendered, prompt.answer, limit=config.rollout.max_response_length))
         except ValueError:
             pool.close()
             raise

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from spmd_rl.config.config import Config
+from spmd_rl.data.response_text import ResponseText, end_tokens
 from spmd_rl.data.sampling_params import SamplingParams
 from spmd_rl.data.sources.prompts import Prompt
 from spmd_rl.distributed.commands import ControlChannel
@@ -36,6 +37,7 @@ class BaseWorker:
         self.shape, self.world, self.pool = shape, world, pool
         self.rollout_layout = RolloutLayout.of(config.rollout, world.size)
         self.replica = self.rollout_layout.replica(world.rank)
+        ends = end_tokens(tokenizer, config.model.path, config.data.template)
         set_status(doing="starts vLLM")
         self.engine = Engine(
             config.model.path,
@@ -50,10 +52,13 @@ class BaseWorker:
             config.run.seed + self.replica,
             platform,
             config.model.trust_remote_code,
+            tuple(ends),
+            config.rollout.skip_special_tokens,
         )
         set_status(doing="")
+        text = ResponseText(tokenizer, tuple(ends), config.rollout.skip_special_tokens)
         self.rollouts = Rollouts(
-            self.engine, self.rollout_layout, world.rank, prompts, tokenizer, pool, config.run.seed
+            self.engine, self.rollout_layout, world.rank, prompts, tokenizer, pool, config.run.seed, text
         )
         self.done = False
 

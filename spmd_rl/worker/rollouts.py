@@ -3,9 +3,11 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from spmd_rl.data.response_text import ResponseText
 from spmd_rl.data.samples import sample_record, samples_file, write_samples
 from spmd_rl.data.sampling_params import SamplingParams
 from spmd_rl.data.seeds import sample_seed
@@ -13,8 +15,8 @@ from spmd_rl.data.sources.prompts import Prompt
 from spmd_rl.data.tickets import UNJUDGED, SampleReward, Ticket
 from spmd_rl.data.tokens import decode
 from spmd_rl.distributed.layout import RolloutLayout
-from spmd_rl.rewards.grade import RewardSample
 from spmd_rl.rewards.grading.pool import GraderPool
+from spmd_rl.rewards.reward_sample import of_answer, of_tokens
 from spmd_rl.rollout.engine import Engine
 from spmd_rl.rollout.requests import Completion, Request
 
@@ -41,10 +43,13 @@ class Rollouts:
         tokenizer: Any,
         pool: GraderPool,
         seed: int,
+        text: ResponseText,
     ):
         self.engine, self.layout, self.rank = engine, layout, rank
-        self.prompts, self.tokenizer, self.pool, self.seed = prompts, tokenizer, pool, seed
+        self.prompts, self.pool, self.seed, self.text = prompts, pool, seed, text
         self.made: dict[int, Made] = {}
+        self.rendered = lru_cache(1024)(lambda ids: decode(tokenizer, ids, special=True))
+        """Token ids of a prompt -> its text as the model is shown it."""
         self.replica = layout.replica(rank)
         self.owns_samples = layout.tensor_rank(rank) == 0
         self.graded_seconds = 0.0
@@ -123,11 +128,10 @@ class Rollouts:
     def _keep(self, completion: Completion, prompt: Prompt, limit: int) -> None:
         """Store a finished sample and give it to the graders while others are still generating."""
         response = completion.sample.response.tolist()
-        text = decode(self.tokenizer, response)
+        text = self.text(response)
         self.made[completion.sample.id] = Made(completion, prompt, text)
-        graded = _reward_sample(prompt, text, prompt.answer, len(response), limit)
-        graded = replace(graded, finish_reason=completion.finish_reason, response_ids=response)
-        self.pool.submit(completion.sample.id, graded)
+        shown, reason = self.rendered(prompt.token_ids), completion.finish_reason
+        self.pool.submit(completion.sample.id, of_tokens(prompt, shown, text, response, reason, limit))
 
     def rewards(self) -> dict[str, Any]:
         """Wait for this rank's graders."""
@@ -145,7 +149,8 @@ class Rollouts:
         for number in mine:
             row, gold, other = pairs[number]
             prompt = self.prompts[split][row]
-            self.pool.submit(number, _reward_sample(prompt, f"\\boxed{{{other}}}", gold, 1, 2))
+            answer = f"\\boxed{{{other}}}"
+            self.pool.submit(number, of_answer(prompt, self.rendered(prompt.token_ids), answer, gold))
         equal = [(score.id, score.cause == "correct") for score in self.pool.collect(block=True)] if mine else []
         self._newly_busy()
         return equal
@@ -173,22 +178,11 @@ class Rollouts:
             index=prompt.index,
             question=prompt.text,
             row=prompt.row,
-            prompt=decode(self.tokenizer, drawn.prompt.tolist(), special=True),
+            prompt=self.rendered(prompt.token_ids),
             response=made.text,
             answer=prompt.answer,
             finish_reason=made.completion.finish_reason,
             prompt_tokens=drawn.prompt_tokens,
             response_tokens=len(drawn.response),
+            response_ids=drawn.response.tolist(),
         )
-
-
-def _reward_sample(prompt: Prompt, response: str, answer: str, tokens: int, limit: int) -> RewardSample:
-    return RewardSample(
-        prompt=prompt.text,
-        response=response,
-        answer=answer,
-        row=prompt.row,
-        prompt_ids=list(prompt.token_ids),
-        response_tokens=tokens,
-        response_limit=limit,
-    )

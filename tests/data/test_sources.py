@@ -260,7 +260,7 @@ HOSTILE = {
     "too deep": ("x.jsonl", GOOD + DEEP + b"\n" + GOOD, "x.jsonl, line 2: "),
     "no column": ("x.jsonl", GOOD + b'{"prompt": "a"}\n' + GOOD, "answer: row 1 of"),
     "mixed types": ("x.jsonl", GOOD + b'{"prompt": 1, "answer": "1"}\n' + GOOD, "row 1 of"),
-    "an answer that is a list": ("x.jsonl", GOOD + b'{"prompt": "a", "answer": [1]}\n' + GOOD, "row 1 of"),
+    "an answer that is a list": ("x.jsonl", GOOD + b'{"prompt": "a", "answer": [{}]}\n' + GOOD, "row 1 of"),
     "no text": ("x.jsonl", GOOD + b'{"prompt": null, "answer": "1"}\n' + GOOD, "row 1 of"),
     "no message": ("x.jsonl", GOOD + b'{"prompt": [{"role": "user"}], "answer": "1"}\n' + GOOD, "row 1 of"),
     "an element that is no object": ("x.json", b"[" + GOOD + b", 7, " + GOOD + b"]", "x.json, element 1: expected"),

@@ -10,7 +10,7 @@ import pytest
 from spmd_rl.config.config import Config, ModelConfig
 from spmd_rl.config.data_config import DataConfig
 from spmd_rl.data.sources.prompts import load_prompts
-from spmd_rl.data.tokens import decode, encode_all, load_tokenizer, render, render_all
+from spmd_rl.data.tokens import decode, encode_all, load_tokenizer, opens_answer, render, render_all
 
 DATA = Path(os.environ.get("SPMD_RL_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))
 TEMPLATE = (
@@ -91,3 +91,19 @@ def test_dapo_rows_are_read_as_they_are_published(tokenizer):
     rows = [json.loads(line) for line in source.open()]
     assert [prompt.answer for prompt in loaded.prompts] == [row["reward_model"]["ground_truth"] for row in rows]
     assert loaded.prompts[0].text == rows[0]["prompt"][-1]["content"]
+
+
+def test_a_template_without_a_generation_prompt_is_told_from_one_that_needs_none(tiny_models):
+    tokenizer = load_tokenizer(tiny_models["llama"])
+    own = tokenizer.chat_template
+    without = own.partition("{% if add_generation_prompt")[0]
+    inst = (
+        "{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]"
+        "{% else %}{{ m.content }}</s>{% endif %}{% endfor %}"
+    )
+    assert [opens_answer(tokenizer, template) for template in (own, without, inst, None)] == [
+        True,
+        False,
+        True,
+        True,
+    ]

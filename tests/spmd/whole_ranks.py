@@ -67,7 +67,7 @@ def _case(given: dict, world, platform) -> dict:
         world,
         loaded.prompts,
         loaded.tokenizer,
-        start_graders(config, loaded.prompts["train"][0]),
+        start_graders(config, loaded.prompts["train"][0], loaded.tokenizer),
     )
     commands = ControlChannel(world, 300)
     found: dict = {"rounds": []}

@@ -17,6 +17,7 @@ from spmd_rl.data.templates import Template, load_template
 from spmd_rl.errors import ConfigError, Problem
 
 _AT_ONCE = 512
+_OVERRIDES = ("prompt_column", "answer_column", "answer_pattern", "assistant_turn")
 # A tokenizer takes a minute and gigabytes for a text of 10 MB. Of a text with so many characters for each token that is
 # allowed, the beginning is enough to see that it is too long.
 _CHARACTERS_A_TOKEN = 256
@@ -102,7 +103,7 @@ def _sources(data: DataConfig, split: str) -> dict[str, float]:
 
 def with_overrides(dataset: DatasetConfig, data: DataConfig) -> DatasetConfig:
     """Put data.*'s columns before those that a dataset's file names."""
-    given = {name: getattr(data, name) for name in ("prompt_column", "answer_column", "answer_pattern")}
+    given = {name: getattr(data, name) for name in _OVERRIDES}
     return replace(dataset, **{name: value for name, value in given.items() if value is not None})
 
 
@@ -128,6 +129,11 @@ def load_dataset(
         questions, reading = read_questions(dataset, data, template, seed, split, limit)
         contents = [question.content for question in questions]
         encoded = encode(tokenizer, template, data, contents)
+        if not template.plain and not tokens.opens_answer(tokenizer, template.text):
+            reading.notes.append(
+                f"{data.prefix}template = {template.name}: it has no generation prompt: a prompt ends before what "
+                "it writes in front of an answer, and the model has to write that itself"
+            )
     kept = [(question, one.token_ids) for question, one in select(data, questions, encoded, reading)][:limit]
     name = dataset.name or dataset.source
     return Loaded(

@@ -93,6 +93,12 @@ def read_questions(
             f"{reading.dropped['duplicate']} of {reading.rows} rows of {dataset.source} repeat an earlier "
             f"{dataset.deduplicate} and are left out"
         )
+    if columns.lists:
+        reading.notes.append(
+            f"{columns.lists} of {reading.rows} rows of {dataset.source} have a list of several in "
+            f"{columns.dataset.answer_column}: all of them together are the answer; {columns.dataset.answer_column}.0 "
+            "is the first alone"
+        )
     if not questions:
         raise ValueError(f"{dataset.source}: none of its rows can be used: {'; '.join(reading.bad.examples)}")
     if not columns.dataset.answer_column:
@@ -151,6 +157,8 @@ class _Columns:
             way = "leave that out, or set the template to chat"
             raise ConfigError(Problem(f"{data.prefix}template", "plain", met, way))
         self.pattern = None if dataset.answer_pattern is None else compiled_pattern(dataset.answer_pattern)
+        self.lists = 0
+        """Rows whose answer is a list of several."""
         self.taken_out = str.maketrans("", "", dataset.answer_without)
         used = (
             dataset.prompt_column,
@@ -167,7 +175,7 @@ class _Columns:
 
     def question(self, one: Located) -> Question:
         """ValueError: the row cannot be used."""
-        prompt = self.value(one, "data.prompt_column", self.dataset.prompt_column)
+        prompt, said = self._without_assistant(one, self.value(one, "data.prompt_column", self.dataset.prompt_column))
         if self.dataset.query_column is not None:
             prompt = self._with_query(one, prompt)
         where = f"data.prompt_column = {self.dataset.prompt_column}: {one.place}"
@@ -180,16 +188,19 @@ class _Columns:
             place=one.place,
             content=content,
             text=prompt if isinstance(prompt, str) else prompt[-1]["content"],
-            answer=self._answer(one),
+            answer=self._answer(one, said),
             row=self._kept(one),
         )
 
     def value(self, one: Located, knob: str, column: str) -> Any:
-        """A row's value; "a.b" also reads column b inside an object a."""
+        """Return a row's value; "a.b" also reads column b inside an object a, "a.0" the first item of a list a."""
         if column in one.row:
             return one.row[column]
         value: Any = one.row
         for part in column.split("."):
+            if isinstance(value, list) and part.isdecimal() and int(part) < len(value):
+                value = value[int(part)]
+                continue
             if not isinstance(value, dict) or part not in value:
                 raise ValueError(
                     f"{knob} = {column}: {one.place} has no such column; it has {', '.join(map(str, one.row))}; "
@@ -197,6 +208,22 @@ class _Columns:
                 )
             value = value[part]
         return value
+
+    def _without_assistant(self, one: Located, prompt: Any) -> tuple[Any, str | None]:
+        """Take off the assistant's message at the end of a conversation; returns its text where it is the answer."""
+        if not (isinstance(prompt, list) and prompt and all(map(_is_message, prompt))):
+            return prompt, None
+        if prompt[-1]["role"] != "assistant":
+            return prompt, None
+        if self.dataset.assistant_turn == "refuse":
+            raise ValueError(
+                f"data.assistant_turn = refuse: the conversation of {one.place} ends with the assistant's message, "
+                "which would be part of the prompt; set it to drop (take that message off) or answer (and read the "
+                "answer from it)"
+            )
+        if len(prompt) == 1:
+            raise ValueError(f"data.prompt_column: {one.place} has only the assistant's message, and no question")
+        return prompt[:-1], prompt[-1]["content"] if self.dataset.assistant_turn == "answer" else None
 
     def _with_query(self, one: Located, prompt: Any) -> str:
         query = self.value(one, "query_column", self.dataset.query_column or "")
@@ -231,17 +258,22 @@ class _Columns:
             raise ValueError(f"{where} begins with a system message already; leave data.system out")
         return [{"role": "system", "content": system}, *messages]
 
-    def _answer(self, one: Located) -> str:
+    def _answer(self, one: Located, said: str | None) -> str:
+        """`said`: the answer, in place of what its column holds."""
         column = self.dataset.answer_column
-        if not column:
+        if not column and said is None:
             return ""
-        value = self.value(one, "data.answer_column", column)
+        value = self.value(one, "data.answer_column", column) if said is None else said
+        if isinstance(value, list) and value and all(isinstance(item, str | int | float) for item in value):
+            self.lists += len(value) > 1
+            value = ", ".join(map(str, value))
         if value is None or (isinstance(value, float) and math.isnan(value)):
             return ""
         if not isinstance(value, str | int | float):
+            inside = [f"{column}.{key}" for key in (value if isinstance(value, dict) else range(len(value)))][:5]
             raise ValueError(
-                f"data.answer_column = {column}: {one.place} holds {type(value).__name__} there; "
-                "expected text or a number"
+                f"data.answer_column = {column}: {one.place} holds {type(value).__name__} there; expected text, a "
+                f"number, or a list of these; name what is inside it: {', '.join(inside) or 'there is nothing'}"
             )
         text = str(value)
         if self.pattern is not None and text.strip():

@@ -20,14 +20,14 @@ def format_tags(sample: RewardSample) -> float:
     Each tag occurs exactly once, so that a model can't earn it with several answers. Where the chat template itself
     opens `<think>` at the end of the prompt, the response goes on from there.
     """
-    response = _opened(sample)
+    response = sample.opened_response
     return float(len(_TAG.findall(response)) == 4 and _SHAPE.fullmatch(response) is not None)
 
 
 def strict_format(sample: RewardSample) -> float:
     """1.0 when the response starts with `<think>`, ends with `</answer>`, has each of the four tags and one \\boxed{}
     exactly once and in the order think, answer, box; else -0.5."""
-    response = _opened(sample)
+    response = sample.opened_response
     once = len(_TAG.findall(response)) == 4 and len(_BOX.findall(response)) == 1
     return 1.0 if once and _STRICT.fullmatch(response) else -0.5
 
@@ -36,7 +36,3 @@ def step(sample: RewardSample) -> float:
     """A third for each sign of going step by step, at most 1.0: "Step 1:", a response that begins "1.", lines that
     begin with - or *, "First,", "Second,", "Next,", "Finally,"."""
     return min(1.0, len(_STEP.findall(sample.response)) / _STEPS)
-
-
-def _opened(sample: RewardSample) -> str:
-    return "<think>" + sample.response if sample.prompt.rstrip().endswith("<think>") else sample.response

@@ -43,7 +43,7 @@ def base_acc(sample: RewardSample) -> Grade:
     """1.0 for a right answer in the last \\boxed{}, when the whole response is `<think>...</think>...<answer>...
     \\boxed{...}...</answer>`; else 0.0."""
     grade = graded(sample, ("boxed",))
-    if _THOUGHT_AND_BOX.fullmatch(_opened(sample)):
+    if _THOUGHT_AND_BOX.fullmatch(sample.opened_response):
         return grade
     cause = "truncated" if sample.finish_reason == "length" else "unparsed"
     return Grade(0.0, cause, grade.extracted)
@@ -52,11 +52,6 @@ def base_acc(sample: RewardSample) -> Grade:
 def math_verify_reward(sample: RewardSample) -> Grade:
     """The same rule as base_acc: the two differ in MindSpeed-RL by the grader they use, and here there is one."""
     return base_acc(sample)
-
-
-def _opened(sample: RewardSample) -> str:
-    """The response, with the `<think>` that the chat template may have put at the end of the prompt."""
-    return "<think>" + sample.response if sample.prompt.rstrip().endswith("<think>") else sample.response
 
 
 def _scored(grade: Grade, right: float, wrong: float, none: float) -> Grade:

@@ -123,9 +123,48 @@ def test_empty_answers_are_refused_or_dropped_with_a_count(load):
     assert "nothing is left" in refusal(load, rows[2:], empty_answers="drop")
 
 
-def test_an_answer_of_another_type_is_refused(load):
-    assert "row 0 of" in refusal(load, [{"prompt": "a", "answer": ["2"]}])
+def test_an_answer_of_another_type_is_refused_with_what_is_inside(load):
+    said = refusal(load, [{"prompt": "a", "answer": {"target": 98, "numbers": [44, 19]}}])
+    assert "row 0 of" in said and "name what is inside it: answer.target, answer.numbers" in said
+    assert "answer.0" in refusal(load, [{"prompt": "a", "answer": [{"x": 1}]}])
     assert load([{"prompt": "a", "answer": 0}]).prompts[0].answer == "0"
+
+
+def test_a_list_is_its_one_item_or_all_of_them_and_an_item_can_be_named(load):
+    rows = [{"prompt": "a", "answer": ["2"]}, {"prompt": "b", "answer": ["5", 7]}]
+    loaded = load(rows)
+    assert [prompt.answer for prompt in loaded.prompts] == ["2", "5, 7"]
+    assert "1 of 2 rows of" in loaded.notes[0] and "answer.0 is the first alone" in loaded.notes[0]
+    assert [prompt.answer for prompt in load(rows, answer_column="answer.0").prompts] == ["2", "5"]
+    nested = [{"prompt": "a", "answer": {"roots": [[1, 2], [3]]}}]
+    assert load(nested, answer_column="answer.roots.0").prompts[0].answer == "1, 2"
+    assert "no such column" in refusal(load, rows, answer_column="answer.1")
+
+
+def test_a_conversation_that_ends_with_the_assistants_answer_is_refused_or_loses_it(load):
+    turns = [("system", "brief"), ("user", "What is 2+5?"), ("assistant", "It is 7. #### 7")]
+    rows = [{"chat": [{"role": role, "content": text} for role, text in turns], "answer": "seven"}]
+    said = refusal(load, rows, prompt_column="chat")
+    assert "row 0 of" in said and "data.assistant_turn = refuse" in said and "set it to drop" in said
+    (dropped,) = load(rows, prompt_column="chat", assistant_turn="drop").prompts
+    assert shown(dropped) == "[system]brief[user]What is 2+5?[assistant]"
+    assert (dropped.text, dropped.answer) == ("What is 2+5?", "seven")
+    del rows[0]["answer"]
+    pattern = "#### (.*)"
+    (read,) = load(rows, prompt_column="chat", assistant_turn="answer", answer_pattern=pattern).prompts
+    assert (shown(read), read.answer) == (shown(dropped), "7")
+
+
+def test_a_plain_prompt_does_not_end_with_the_tokenizers_own_end_token(load):
+    class Ends(Tokenizer):
+        eos_token_id, eos_token = 2, "\2"
+
+        def __call__(self, texts, add_special_tokens=True):
+            made = super().__call__(texts, add_special_tokens)["input_ids"]
+            return {"input_ids": [ids + [2] * add_special_tokens for ids in made]}
+
+    assert shown(load(ROWS, template="plain", tokenizer=Ends()).prompts[0]) == "<bos>1+1"
+    assert shown(load([{"prompt": "1\2", "answer": "1"}], template="plain", tokenizer=Ends()).prompts[0])[-1] == "\2"
 
 
 def test_overlong_prompts_are_dropped_with_a_count_or_refused_by_row_and_length(load):
