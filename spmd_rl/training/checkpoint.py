@@ -1,4 +1,4 @@
-"""What a learner needs to go on: its weights and its optimizer's state, as a distributed checkpoint.
+"""Save and load a learner: its weights and its optimizer's state, as a distributed checkpoint.
 
 Megatron's `dist_checkpointing` in its `fully_reshardable` form, so that any layout reads what any other wrote. Saving
 is asynchronous: the call returns when a copy of the process (a fork) has the state, and that copy writes while training
@@ -56,7 +56,7 @@ class TrainingState:
         self._saved_before = False
 
     def bytes(self) -> int:
-        """What this rank writes, about: its share of the weights, and of float32 parameters and two moments of each."""
+        """Return what this rank writes, about: its share of weights, float32 parameters and two moments of each."""
         weights = sum(parameter.nbytes for parameter in self._model.parameters())
         trained = sum(parameter.numel() for parameter in self._model.parameters() if parameter.requires_grad)
         return (weights + 12 * trained) // self._group.size()
@@ -88,7 +88,7 @@ class TrainingState:
         self._calls.schedule_async_request(request)
 
     def finish_save(self) -> bool:
-        """Whether nothing is being saved any more.
+        """Tell whether nothing is being saved any more.
 
         Raises OSError on all ranks, with the reasons of each, when something could not be written, and RuntimeError on
         a rank whose state must not be saved, with what `broken` said.

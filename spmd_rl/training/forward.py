@@ -19,7 +19,7 @@ Rows = tuple[torch.Tensor, ...]
 
 
 class Head(Protocol):
-    """What is computed of the hidden states that predict loss tokens."""
+    """Compute numbers of loss tokens from the hidden states that predict them."""
 
     def __call__(self, last: ModelChunk, packed: Packed, hidden: torch.Tensor, place: Place) -> Rows:
         """[T/tp or T, 1, H] of the last stage -> numbers of the n loss tokens that this rank's chunk predicts."""

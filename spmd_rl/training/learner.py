@@ -16,7 +16,7 @@ from spmd_rl.training.sharded_model import ShardedModel, first_not_finite
 
 @dataclass
 class LossResult:
-    """What a loss says of a micro-batch that has samples."""
+    """Hold what a loss says of a micro-batch that has loss tokens."""
 
     total: torch.Tensor
     """The sum of weight * token loss, with its gradient."""
@@ -32,12 +32,12 @@ Loss = Callable[..., LossResult]
 
 @dataclass
 class Learned:
-    """What one optimizer step tells rank 0; sums and maxima are over this rank's tokens, on ranks that report."""
+    """Hold what one optimizer step tells rank 0; sums and maxima are of this rank's tokens, on ranks that report."""
 
     updated: bool
     grad_norm: float
     broken: str = ""
-    """Where the update was not made: a parameter whose gradient is not finite on this rank."""
+    """A parameter whose gradient is not finite on this rank, when the update was not made."""
     sums: dict[str, float] = field(default_factory=dict)
     maxima: dict[str, float] = field(default_factory=dict)
 

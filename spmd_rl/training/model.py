@@ -56,7 +56,7 @@ class ModelChunks(torch.nn.ModuleList):
 
     @property
     def config(self) -> TransformerConfig:
-        """What Megatron knows of the model; the same for all chunks."""
+        """Return Megatron's configuration of the model; the same for all chunks."""
         return self[0].config
 
     @property

@@ -88,7 +88,7 @@ class Optimizer:
         return bool(self.optimizer.step_with_ready_grads()), norm
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """What this rank's part of the optimizer remembers, by what it is."""
+        """Yield what this rank's part of the optimizer remembers, by its name."""
         for inner in self.distributed:
             for state in inner.optimizer.state.values():
                 yield from ((name, value) for name, value in state.items() if isinstance(value, torch.Tensor))

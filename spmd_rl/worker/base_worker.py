@@ -1,4 +1,4 @@
-"""What a rank of every program does, whether it trains or only generates."""
+"""The verbs that a rank of every program has, one that trains and one that only generates."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Who holds the device: the learners or the engine, never both in full; and the refresh between them."""
+"""Switch the device between the learners and the engine, which never hold it both in full; and refresh the engine."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What a rank's engine is asked, and what becomes of its answers: they are kept here, and graded as they come."""
+"""Requests to a rank's engine, and its answers: they are kept here, and graded as they come."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence

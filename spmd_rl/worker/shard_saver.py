@@ -1,4 +1,4 @@
-"""What a rank does for checkpoints: writes its part, says when that is done, and reads it again."""
+"""A rank's part in checkpoints: it writes its shard, says when that is done, and reads it again."""
 
 import json
 import random
