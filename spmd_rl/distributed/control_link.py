@@ -15,13 +15,13 @@ _REASON_SECONDS = 1.0
 
 
 class Waits(Protocol):
-    """A transfer that was begun and is waited for."""
+    """A send that was begun and can be waited for."""
 
     def wait(self) -> None: ...
 
 
 class Receipt(Protocol):
-    """Header that a rank sends when it has a message."""
+    """A rank's receipt of a message, as it is waited for."""
 
     def by(self, deadline: float) -> bool:
         """Wait for it until time.monotonic() is `deadline`; return whether it came."""
