@@ -21,7 +21,7 @@ HOLDS = {
     "shared_memory_files": "process/shared_memory_files",
     "temporary_files": "process/temporary_files",
 }
-"""What a rank holds of its machine (worker/process_usage.py), as the metrics call it."""
+"""A rank's use of its machine (worker/process_usage.py), as the metrics call it."""
 
 
 Timed = Callable[[str], AbstractContextManager[None]]
@@ -273,7 +273,7 @@ class Ranks:
 
     @verb
     def checkpoint_bytes(self) -> int:
-        """What all ranks together would write, about."""
+        """Return about what all ranks together would write."""
         return sum(self._all(Verb.CHECKPOINT_BYTES))
 
     @verb
@@ -283,7 +283,7 @@ class Ranks:
 
     @verb
     def checkpoint_progress(self, wait: bool) -> tuple[bool, str | None, bool]:
-        """Whether all have written what was begun; what failed; whether any was asked (SIGUSR1) to save and end."""
+        """Return whether all have written, what failed, and whether any was asked (SIGUSR1) to save and end."""
         answers = self._all(Verb.CHECKPOINT_PROGRESS, wait=wait)
         failed = next((answer["failed"] for answer in answers if answer["failed"]), None)
         return all(answer["written"] for answer in answers), failed, any(answer["asked"] for answer in answers)

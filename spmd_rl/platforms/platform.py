@@ -40,7 +40,7 @@ class Platform:
     name: str
     """As `run.platform` names it."""
     device_type: str
-    """What `torch.device(...)` calls it."""
+    """Its name in `torch.device(...)`."""
     backend: str
     """The `torch.distributed` backend string of the default process group."""
     environment: Mapping[str, str]

@@ -1,4 +1,4 @@
-"""What is asked of the engine, and what comes back."""
+"""Requests to the engine, and their completions."""
 
 from dataclasses import dataclass
 

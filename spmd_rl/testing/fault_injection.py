@@ -1,4 +1,4 @@
-"""Makes this rank suffer the faults that the run was asked to: each once, at the first place that fits."""
+"""Makes this rank suffer the faults that the run was asked to: each once, at the first status that fits."""
 
 import builtins
 import os
@@ -46,8 +46,8 @@ class FaultInjector:
             elif fault.rank in (None, rank):
                 self._waiting.append(fault)
         self._first_fit: dict[int, float] = {}
-        on_status_change(self.hear)
-        self.hear(current_status())
+        on_status_change(self.on_status)
+        self.on_status(current_status())
 
     def attach(self, worker: Any) -> None:
         """Let faults break what is inside this rank from now on."""
@@ -59,23 +59,23 @@ class FaultInjector:
                     "name another rank, or none"
                 )
 
-    def hear(self, place: RankStatus) -> None:
-        """This rank has come to a place."""
-        if place.verb == Verb.STOP:
+    def on_status(self, status: RankStatus) -> None:
+        """Strike the faults that are due at this rank's new status."""
+        if status.verb == Verb.STOP:
             for fault in self._waiting:
-                self._say(f"never came to where {fault.text} would strike", place=None)
+                self._say(f"never came to where {fault.text} would strike", status=None)
             self._waiting.clear()
-        for fault in [fault for fault in self._waiting if fault.fits(self.rank, place)]:
+        for fault in [fault for fault in self._waiting if fault.fits(self.rank, status)]:
             if fault.kind in ("corrupt", "nan", "disk_full") or fault.what:
                 if self.worker is not None:
-                    self._strike(fault, place)
+                    self._strike(fault, status)
             elif fault.after and fault.kind in ("kill", "stop"):  # also while the main thread is deep in a library
                 self._waiting.remove(fault)
                 _later(fault.after, lambda fault=fault: self._strike(fault, current_status()))
-            elif place.since - self._first_fit.setdefault(id(fault), place.since) >= fault.after:
-                self._strike(fault, place)
+            elif status.since - self._first_fit.setdefault(id(fault), status.since) >= fault.after:
+                self._strike(fault, status)
 
-    def _strike(self, fault: Fault, place: RankStatus) -> None:
+    def _strike(self, fault: Fault, status: RankStatus) -> None:
         if fault in self._waiting:
             self._waiting.remove(fault)
         words, strike = getattr(self, f"_{fault.kind}")(fault)
@@ -86,17 +86,19 @@ class FaultInjector:
             marks.write(f"{fault.text}\n")
             marks.flush()
             os.fsync(marks.fileno())
-        self._say(words, place)
+        self._say(words, status)
         strike()
 
-    def _say(self, words: str, place: RankStatus | None) -> None:
+    def _say(self, words: str, status: RankStatus | None) -> None:
         where = ""
-        if place is not None:
-            verb = f" (verb {place.verb})" if place.verb else ""
-            where = f" in {place.phase} of step {place.step}{verb}, at {datetime.now().isoformat(' ', 'milliseconds')}"
+        if status is not None:
+            verb = f" (verb {status.verb})" if status.verb else ""
+            where = (
+                f" in {status.phase} of step {status.step}{verb}, at {datetime.now().isoformat(' ', 'milliseconds')}"
+            )
         print(f"inject: rank {self.rank} {words}{where}", file=sys.stderr, flush=True)
 
-    # Each kind: what is said, and what is done; None: there is nothing to do it to.
+    # Each kind: its message, and its action; None: there is nothing to do it to.
 
     def _kill(self, fault: Fault) -> tuple[str, Callable[[], None] | None]:
         if fault.what == REWARD:
