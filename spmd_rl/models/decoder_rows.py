@@ -1,9 +1,38 @@
 """Name the rows that families have in common: embedding, norms, ordinary attention, gated feed-forward, heads."""
 
-from spmd_rl.models.weight_rows import Row, Sizes
+from collections.abc import Callable
+
+from spmd_rl.models.weight_rows import Cut, Row, Sizes, always
 
 LAYER = "model.layers.{i}."
 TRAINED = "decoder.layers.{j}."
+When = Callable[[Sizes, int], bool]
+
+
+def layer_row(
+    hf: dict[str, str], megatron: str | None, vllm: str | None, cut: Cut, when: When = always, experts: bool = False
+) -> Row:
+    """Return a row of a layer from its names inside the layer."""
+    names = {LAYER + name: dims for name, dims in hf.items()}
+    return Row(names, megatron and TRAINED + megatron, vllm and LAYER + vllm, cut, when=when, experts=experts)
+
+
+def tensor_row(name: str, dims: str, megatron: str, cut: Cut = "whole", when: When = always) -> Row:
+    """Return the row of one tensor of a layer, which vLLM calls as Hugging Face does."""
+    return layer_row({name: dims}, megatron, name, cut, when)
+
+
+def gated_rows(
+    hf: str, ffn: str, megatron: str, gate_up: str, down: str, when: When, experts: bool = False
+) -> tuple[Row, Row]:
+    """Return the rows of a gated feed-forward block: `hf` and `megatron` begin its names, the others are vLLM's."""
+    gate_and_up = {f"{hf}.{x}_proj.weight": f"{ffn} hidden" for x in ("gate", "up")}
+    return (
+        layer_row(gate_and_up, f"{megatron}.linear_fc1.weight", gate_up, "gate_up", when, experts),
+        layer_row(
+            {f"{hf}.down_proj.weight": f"hidden {ffn}"}, f"{megatron}.linear_fc2.weight", down, "columns", when, experts
+        ),
+    )
 
 
 def dense_block(shape: Sizes, layer: int) -> bool:
@@ -16,113 +45,62 @@ def sparse_block(shape: Sizes, layer: int) -> bool:
     return not dense_block(shape, layer)
 
 
-FIRST = (
-    Row(
-        {"model.embed_tokens.weight": "vocabulary hidden"},
-        megatron="embedding.word_embeddings.weight",
-        vllm="model.embed_tokens.weight",
-        cut="vocabulary",
-        stage="first",
-    ),
-)
+def _has_shared(shape: Sizes, layer: int) -> bool:
+    return sparse_block(shape, layer) and shape.experts is not None and shape.experts.shared_ffn > 0
 
-NORM_BEFORE_ATTENTION = Row(
-    {LAYER + "input_layernorm.weight": "hidden"},
-    megatron=TRAINED + "input_layernorm.weight",
-    vllm=LAYER + "input_layernorm.weight",
-    cut="whole",
-)
+
+_EMBEDDING = "model.embed_tokens.weight"
+_VOCABULARY = "vocabulary hidden"
+FIRST = (Row({_EMBEDDING: _VOCABULARY}, "embedding.word_embeddings.weight", _EMBEDDING, "vocabulary", "first"),)
+
+NORM_BEFORE_ATTENTION = tensor_row("input_layernorm.weight", "hidden", "input_layernorm.weight")
 
 ATTENTION = (
     NORM_BEFORE_ATTENTION,
-    Row(
+    layer_row(
         {
-            LAYER + "self_attn.q_proj.weight": "q hidden",
-            LAYER + "self_attn.k_proj.weight": "kv hidden",
-            LAYER + "self_attn.v_proj.weight": "kv hidden",
+            "self_attn.q_proj.weight": "q hidden",
+            "self_attn.k_proj.weight": "kv hidden",
+            "self_attn.v_proj.weight": "kv hidden",
         },
-        megatron=TRAINED + "self_attention.linear_qkv.weight",
-        vllm=LAYER + "self_attn.qkv_proj.weight",
-        cut="qkv",
+        "self_attention.linear_qkv.weight",
+        "self_attn.qkv_proj.weight",
+        "qkv",
     ),
-    Row(
-        {
-            LAYER + "self_attn.q_proj.bias": "q",
-            LAYER + "self_attn.k_proj.bias": "kv",
-            LAYER + "self_attn.v_proj.bias": "kv",
-        },
-        megatron=TRAINED + "self_attention.linear_qkv.bias",
-        vllm=LAYER + "self_attn.qkv_proj.bias",
-        cut="qkv",
-        when=lambda shape, layer: shape.qkv_bias,
+    layer_row(
+        {"self_attn.q_proj.bias": "q", "self_attn.k_proj.bias": "kv", "self_attn.v_proj.bias": "kv"},
+        "self_attention.linear_qkv.bias",
+        "self_attn.qkv_proj.bias",
+        "qkv",
+        lambda shape, layer: shape.qkv_bias,
     ),
     *(
-        Row(
-            {LAYER + f"self_attn.{x}_norm.weight": "head"},
-            megatron=TRAINED + f"self_attention.{x}_layernorm.weight",
-            vllm=LAYER + f"self_attn.{x}_norm.weight",
-            cut="whole",
+        tensor_row(
+            f"self_attn.{x}_norm.weight",
+            "head",
+            f"self_attention.{x}_layernorm.weight",
             when=lambda shape, layer: shape.qk_norm,
         )
         for x in "qk"
     ),
-    Row(
-        {LAYER + "self_attn.o_proj.weight": "hidden q"},
-        megatron=TRAINED + "self_attention.linear_proj.weight",
-        vllm=LAYER + "self_attn.o_proj.weight",
-        cut="columns",
-    ),
+    tensor_row("self_attn.o_proj.weight", "hidden q", "self_attention.linear_proj.weight", "columns"),
 )
 
 FEED_FORWARD = (
-    Row(
-        {LAYER + "post_attention_layernorm.weight": "hidden"},
-        megatron=TRAINED + "pre_mlp_layernorm.weight",
-        vllm=LAYER + "post_attention_layernorm.weight",
-        cut="whole",
-    ),
-    Row(
-        {LAYER + "mlp.gate_proj.weight": "ffn hidden", LAYER + "mlp.up_proj.weight": "ffn hidden"},
-        megatron=TRAINED + "mlp.linear_fc1.weight",
-        vllm=LAYER + "mlp.gate_up_proj.weight",
-        cut="gate_up",
-        when=dense_block,
-    ),
-    Row(
-        {LAYER + "mlp.down_proj.weight": "hidden ffn"},
-        megatron=TRAINED + "mlp.linear_fc2.weight",
-        vllm=LAYER + "mlp.down_proj.weight",
-        cut="columns",
-        when=dense_block,
-    ),
+    tensor_row("post_attention_layernorm.weight", "hidden", "pre_mlp_layernorm.weight"),
+    *gated_rows("mlp", "ffn", "mlp", "mlp.gate_up_proj.weight", "mlp.down_proj.weight", dense_block),
 )
 
 # What is the same in all families of experts; shared experts differ in their names.
 EXPERTS = (
-    Row(
-        {LAYER + "mlp.gate.weight": "experts hidden"},
-        megatron=TRAINED + "mlp.router.weight",
-        vllm=LAYER + "mlp.gate.weight",
-        cut="whole",
-        when=sparse_block,
-    ),
-    Row(
-        {
-            LAYER + "mlp.experts.{e}.gate_proj.weight": "expert_ffn hidden",
-            LAYER + "mlp.experts.{e}.up_proj.weight": "expert_ffn hidden",
-        },
-        megatron=TRAINED + "mlp.experts.local_experts.{e}.linear_fc1.weight",
-        vllm=LAYER + "mlp.experts.routed_experts.w13_weight",
-        cut="gate_up",
-        when=sparse_block,
-        experts=True,
-    ),
-    Row(
-        {LAYER + "mlp.experts.{e}.down_proj.weight": "hidden expert_ffn"},
-        megatron=TRAINED + "mlp.experts.local_experts.{e}.linear_fc2.weight",
-        vllm=LAYER + "mlp.experts.routed_experts.w2_weight",
-        cut="columns",
-        when=sparse_block,
+    tensor_row("mlp.gate.weight", "experts hidden", "mlp.router.weight", when=sparse_block),
+    *gated_rows(
+        "mlp.experts.{e}",
+        "expert_ffn",
+        "mlp.experts.local_experts.{e}",
+        "mlp.experts.routed_experts.w13_weight",
+        "mlp.experts.routed_experts.w2_weight",
+        sparse_block,
         experts=True,
     ),
 )
@@ -130,61 +108,36 @@ EXPERTS = (
 
 def shared_experts(name: str) -> tuple[Row, ...]:
     """Return the rows of the experts that every token passes, as one block; `name`: in Hugging Face and vLLM."""
-    block = LAYER + f"mlp.{name}."
-    return (
-        Row(
-            {block + "gate_proj.weight": "shared_ffn hidden", block + "up_proj.weight": "shared_ffn hidden"},
-            megatron=TRAINED + "mlp.shared_experts.linear_fc1.weight",
-            vllm=block + "gate_up_proj.weight",
-            cut="gate_up",
-            when=_has_shared,
-        ),
-        Row(
-            {block + "down_proj.weight": "hidden shared_ffn"},
-            megatron=TRAINED + "mlp.shared_experts.linear_fc2.weight",
-            vllm=block + "down_proj.weight",
-            cut="columns",
-            when=_has_shared,
-        ),
-    )
-
-
-def _has_shared(shape: Sizes, layer: int) -> bool:
-    return sparse_block(shape, layer) and shape.experts is not None and shape.experts.shared_ffn > 0
+    vllm = (f"mlp.{name}.gate_up_proj.weight", f"mlp.{name}.down_proj.weight")
+    return gated_rows(f"mlp.{name}", "shared_ffn", "mlp.shared_experts", *vllm, _has_shared)
 
 
 LAST = (
+    Row({"model.norm.weight": "hidden"}, "decoder.final_layernorm.weight", "model.norm.weight", "whole", "last"),
     Row(
-        {"model.norm.weight": "hidden"},
-        megatron="decoder.final_layernorm.weight",
-        vllm="model.norm.weight",
-        cut="whole",
-        stage="last",
-    ),
-    Row(
-        {"lm_head.weight": "vocabulary hidden"},
-        megatron="output_layer.weight",
-        vllm="lm_head.weight",
-        cut="vocabulary",
-        stage="last",
+        {"lm_head.weight": _VOCABULARY},
+        "output_layer.weight",
+        "lm_head.weight",
+        "vocabulary",
+        "last",
         when=lambda shape, layer: shape.head == "lm" and not shape.tied,
     ),
     # The last pipeline stage of a tied model keeps its own copy of the embedding, which the engine doesn't.
     Row(
-        {"model.embed_tokens.weight": "vocabulary hidden"},
-        megatron="output_layer.weight",
-        vllm=None,
-        cut="vocabulary",
-        stage="last",
+        {_EMBEDDING: _VOCABULARY},
+        "output_layer.weight",
+        None,
+        "vocabulary",
+        "last",
         when=lambda shape, layer: shape.head == "lm" and shape.tied,
         copy=True,
     ),
     Row(
         {"score.weight": "labels hidden"},
-        megatron="value_head.weight",
-        vllm=None,
-        cut="whole",
-        stage="last",
+        "value_head.weight",
+        None,
+        "whole",
+        "last",
         when=lambda shape, layer: shape.head == "value",
     ),
 )

@@ -8,11 +8,11 @@ from spmd_rl.models.decoder_rows import (
     FEED_FORWARD,
     FIRST,
     LAST,
-    LAYER,
     NORM_BEFORE_ATTENTION,
-    TRAINED,
+    layer_row,
     shared_experts,
     sparse_block,
+    tensor_row,
 )
 from spmd_rl.models.decoder_shape import decoder_refusals, decoder_shape
 from spmd_rl.models.family import OTHER, Content, Family, Refusal
@@ -74,81 +74,22 @@ def _full_rank_q(shape: Sizes, layer: int) -> bool:
     return not _low_rank_q(shape, layer)
 
 
-_ATTENTION = LAYER + "self_attn."
-_TRAINED = TRAINED + "self_attention."
+_Q_A, _KV_A = {"self_attn.q_a_proj.weight": "q_rank hidden"}, {"self_attn.kv_a_proj_with_mqa.weight": "kv_down hidden"}
+_KV_A_NAME, _FUSED = next(iter(_KV_A)), "self_attn.fused_qkv_a_proj.weight"
 
 _LATENT: tuple[Row, ...] = (
     NORM_BEFORE_ATTENTION,
-    Row(
-        {_ATTENTION + "q_proj.weight": "q hidden"},
-        megatron=_TRAINED + "linear_q_proj.weight",
-        vllm=_ATTENTION + "q_proj.weight",
-        cut="rows",
-        when=_full_rank_q,
-    ),
+    tensor_row("self_attn.q_proj.weight", "q hidden", "self_attention.linear_q_proj.weight", "rows", _full_rank_q),
     # Down projections are whole on every rank; the engine has both in one parameter, where there are two.
-    Row(
-        {_ATTENTION + "q_a_proj.weight": "q_rank hidden"},
-        megatron=_TRAINED + "linear_q_down_proj.weight",
-        vllm=None,
-        cut="whole",
-        when=_low_rank_q,
-    ),
-    Row(
-        {_ATTENTION + "kv_a_proj_with_mqa.weight": "kv_down hidden"},
-        megatron=_TRAINED + "linear_kv_down_proj.weight",
-        vllm=None,
-        cut="whole",
-    ),
-    Row(
-        {
-            _ATTENTION + "q_a_proj.weight": "q_rank hidden",
-            _ATTENTION + "kv_a_proj_with_mqa.weight": "kv_down hidden",
-        },
-        megatron=None,
-        vllm=_ATTENTION + "fused_qkv_a_proj.weight",
-        cut="whole",
-        when=_low_rank_q,
-    ),
-    Row(
-        {_ATTENTION + "kv_a_proj_with_mqa.weight": "kv_down hidden"},
-        megatron=None,
-        vllm=_ATTENTION + "kv_a_proj_with_mqa.weight",
-        cut="whole",
-        when=_full_rank_q,
-    ),
-    Row(
-        {_ATTENTION + "q_a_layernorm.weight": "q_rank"},
-        megatron=_TRAINED + "q_layernorm.weight",
-        vllm=_ATTENTION + "q_a_layernorm.weight",
-        cut="whole",
-        when=_low_rank_q,
-    ),
-    Row(
-        {_ATTENTION + "q_b_proj.weight": "q q_rank"},
-        megatron=_TRAINED + "linear_q_up_proj.weight",
-        vllm=_ATTENTION + "q_b_proj.weight",
-        cut="rows",
-        when=_low_rank_q,
-    ),
-    Row(
-        {_ATTENTION + "kv_a_layernorm.weight": "kv_rank"},
-        megatron=_TRAINED + "kv_layernorm.weight",
-        vllm=_ATTENTION + "kv_a_layernorm.weight",
-        cut="whole",
-    ),
-    Row(
-        {_ATTENTION + "kv_b_proj.weight": "kv_up kv_rank"},
-        megatron=_TRAINED + "linear_kv_up_proj.weight",
-        vllm=_ATTENTION + "kv_b_proj.weight",
-        cut="rows",
-    ),
-    Row(
-        {_ATTENTION + "o_proj.weight": "hidden v"},
-        megatron=_TRAINED + "linear_proj.weight",
-        vllm=_ATTENTION + "o_proj.weight",
-        cut="columns",
-    ),
+    layer_row(_Q_A, "self_attention.linear_q_down_proj.weight", None, "whole", _low_rank_q),
+    layer_row(_KV_A, "self_attention.linear_kv_down_proj.weight", None, "whole"),
+    layer_row(_Q_A | _KV_A, None, _FUSED, "whole", _low_rank_q),
+    layer_row(_KV_A, None, _KV_A_NAME, "whole", _full_rank_q),
+    tensor_row("self_attn.q_a_layernorm.weight", "q_rank", "self_attention.q_layernorm.weight", when=_low_rank_q),
+    tensor_row("self_attn.q_b_proj.weight", "q q_rank", "self_attention.linear_q_up_proj.weight", "rows", _low_rank_q),
+    tensor_row("self_attn.kv_a_layernorm.weight", "kv_rank", "self_attention.kv_layernorm.weight"),
+    tensor_row("self_attn.kv_b_proj.weight", "kv_up kv_rank", "self_attention.linear_kv_up_proj.weight", "rows"),
+    tensor_row("self_attn.o_proj.weight", "hidden v", "self_attention.linear_proj.weight", "columns"),
 )
 
 _ROWS: tuple[Row, ...] = (
@@ -156,13 +97,7 @@ _ROWS: tuple[Row, ...] = (
     *_LATENT,
     *FEED_FORWARD,
     *EXPERTS,
-    Row(
-        {LAYER + "mlp.gate.e_score_correction_bias": "experts"},
-        megatron=TRAINED + "mlp.router.expert_bias",
-        vllm=LAYER + "mlp.gate.e_score_correction_bias",
-        cut="whole",
-        when=sparse_block,
-    ),
+    tensor_row("mlp.gate.e_score_correction_bias", "experts", "mlp.router.expert_bias", when=sparse_block),
     *shared_experts("shared_experts"),
     *LAST,
 )

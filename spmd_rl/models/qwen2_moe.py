@@ -8,22 +8,14 @@ from spmd_rl.models.decoder_rows import (
     FEED_FORWARD,
     FIRST,
     LAST,
-    LAYER,
-    TRAINED,
     shared_experts,
     sparse_block,
+    tensor_row,
 )
 from spmd_rl.models.decoder_shape import decoder_shape, plain_refusals, qwen_experts
 from spmd_rl.models.family import Content, Family
-from spmd_rl.models.weight_rows import Row
 
-_GATE = Row(
-    {LAYER + "mlp.shared_expert_gate.weight": "one hidden"},
-    megatron=TRAINED + "mlp.shared_experts.gate_weight",
-    vllm=LAYER + "mlp.shared_expert_gate.weight",
-    cut="whole",
-    when=sparse_block,
-)
+_GATE = tensor_row("mlp.shared_expert_gate.weight", "one hidden", "mlp.shared_experts.gate_weight", when=sparse_block)
 
 
 def _shape(content: Content) -> dict[str, Any]:
