@@ -93,8 +93,9 @@ def range_problems(section: Any, prefix: str = "") -> list[Problem]:
         for knob, inner in _parts(prefix + name, value):
             if dataclasses.is_dataclass(inner):
                 problems += range_problems(inner, f"{knob}.")
-            else:
-                problems += [_range_problem(knob, inner, one) for one in marks(kind, Bounds) if not _holds(one, inner)]
+            elif inner is not None:
+                bounds = (one for one in marks(kind, Bounds) if not one.hold(inner))
+                problems += [_range_problem(knob, inner, one) for one in bounds]
     return problems
 
 
@@ -107,10 +108,6 @@ def _parts(knob: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((knob, inner) for inner in value)
     else:
         yield knob, value
-
-
-def _holds(bounds: Bounds, value: Any) -> bool:
-    return value is None or bounds.hold(value)
 
 
 def _range_problem(knob: str, value: float, bounds: Bounds) -> Problem:

@@ -15,6 +15,7 @@ import torch
 
 from spmd_rl.distributed.gather import gather
 from spmd_rl.distributed.layout import TrainLayout
+from spmd_rl.errors import ConfigError, Problem
 from spmd_rl.models import FAMILIES
 from spmd_rl.models.model_shape import ModelShape, read_model_shape
 from spmd_rl.weights.families import hf_shard
@@ -29,6 +30,7 @@ from spmd_rl.weights.files.weight_source import Source, first_difference
 from spmd_rl.weights.transfer.boxes import Box, Index, Shard, split, view
 
 HF = "hf"  # in a checkpoint: the model's config.json, tokenizer and so on
+_HF = "--hf"  # the option that names a Hugging Face directory
 _VERSION = 1
 _SCORE, _HEAD = "score.weight", "lm_head.weight"
 # Megatron has it in float32 whatever the rest is in, so a change of dtype leaves it alone.
@@ -184,7 +186,7 @@ def compare(
     """Return the first difference between a directory and a checkpoint of it, in its dtypes; None: none."""
     checkpoint = Path(checkpoint)
     shape, there = open_checkpoint(checkpoint, checkpoint / HF if (checkpoint / HF).is_dir() else Path(hf))
-    given = read_model_shape(hf)
+    given = read_model_shape(hf, _HF)
     mine, here = open_hf(Path(hf), shape.labels if shape.head == "value" and given.head == "lm" else 0)
     sizes, others = hf_shard(mine).params, hf_shard(shape).params
     for name in (*sizes, *others):
@@ -196,16 +198,18 @@ def compare(
 
 def open_hf(hf: Path, labels: int = 0) -> tuple[ModelShape, HfSource]:
     """Open a directory, as the model it is, or with a score head of so many zero rows in place of its head."""
-    shape = read_model_shape(hf)
+    shape = read_model_shape(hf, _HF)
     if not labels:
-        return shape, HfSource(hf, shape)
+        return shape, HfSource(hf, shape, knob=_HF)
     if shape.head == "value":
-        raise ValueError(f"model.path = {hf}: a {shape.architecture} has a score head already; leave its head as it is")
+        met = f"a {shape.architecture} has a score head already"
+        raise ConfigError(Problem(_HF, hf, met, "leave its head as it is"))
     architecture = FAMILIES[shape.family].sequence_classification
     if architecture is None:
-        raise ValueError(f"model.path = {hf}: {shape.family} models are not supported with a score head")
+        met = f"{shape.family} models are not supported with a score head"
+        raise ConfigError(Problem(_HF, hf, met, "leave its head as it is"))
     valued = dataclasses.replace(shape, architecture=architecture, head="value", labels=labels, tied=False)
-    return valued, HfSource(hf, shape, zeros=(_SCORE,))
+    return valued, HfSource(hf, shape, zeros=(_SCORE,), knob=_HF)
 
 
 def open_checkpoint(checkpoint: Path, companions: Path) -> tuple[ModelShape, CheckpointSource]:
@@ -214,7 +218,7 @@ def open_checkpoint(checkpoint: Path, companions: Path) -> tuple[ModelShape, Che
         raise ValueError(f"{checkpoint}: no such directory")
     if not (companions / "config.json").is_file():
         raise ValueError(f"{companions}: there is no config.json; name a directory that has the model's (hf-config)")
-    shape = read_model_shape(companions)
+    shape = read_model_shape(companions, "--hf-config")
     return shape, CheckpointSource(checkpoint, shape)
 
 
