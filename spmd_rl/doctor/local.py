@@ -51,6 +51,8 @@ def local_findings(here: Here, measure_disk: bool = True) -> list[Finding]:
     model = here.config.model.path if here.config else ""
     found = versions.version_findings(here.kind, megatron_core.PATCHES + vllm.PATCHES)
     found.append(machine.devices(here.kind, record(here.kind).device_count(), here.ranks_here))
+    if here.kind == "cpu":
+        found += machine.vector_units()
     found.append(machine.open_files(here.ranks))
     found.append(machine.shared_memory())
     found += machine.run_directory(here.run_dir, machine.weights_bytes(model), measure_disk)

@@ -114,6 +114,21 @@ def devices(kind: str, visible: int, ranks_here: int, cores: int | None = None) 
     return Finding("devices", found, "ok")
 
 
+def vector_units(flags: str | None = None) -> list[Finding]:
+    """Say what an x86 CPU lacks for bfloat16; nothing where it lacks nothing. `flags`: as /proc/cpuinfo has them."""
+    if flags is None:
+        file = Path("/proc/cpuinfo")
+        lines = file.read_text().splitlines() if file.is_file() else []
+        flags = next((line.partition(":")[2] for line in lines if line.startswith("flags")), "")
+    has = flags.split()
+    if not has or "avx512f" in has:
+        return []
+    found = f"no AVX-512 ({', '.join(name for name in ('avx2', 'avx') if name in has) or 'no AVX'})"
+    return [
+        Finding("CPU", found, "ok", "bfloat16 has no kernels of its own here and is slow: take model.dtype = float32")
+    ]
+
+
 def weights_bytes(model: str) -> int:
     """Size of the weight files of a Hugging Face directory; 0 where there are none."""
     return sum(file.stat().st_size for file in Path(model).glob("*.safetensors"))

@@ -26,8 +26,11 @@ class PackedLinear:
 
         if not ops._supports_onednn:
             return False
-        # vLLM's own choice of how many shapes a layer keeps kernels for.
-        self._packed = ops.create_onednn_mm(weight.t(), 32)
+        try:
+            # vLLM's own choice of how many shapes a layer keeps kernels for.
+            self._packed = ops.create_onednn_mm(weight.t(), 32)
+        except RuntimeError:  # no kernel for this type: bfloat16 on a CPU without AVX-512; torch multiplies, as in vLLM
+            return False
         return True
 
     def unpack(self, name: str) -> None:

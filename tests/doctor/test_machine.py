@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from spmd_rl.doctor.machine import devices, in_bytes, open_files, run_directory, shared_memory
+from spmd_rl.doctor.machine import devices, in_bytes, open_files, run_directory, shared_memory, vector_units
 
 
 @pytest.mark.parametrize(("limit", "verdict"), [(1024, "stop"), (4096, "warn"), (65536, "ok"), (-1, "ok")])
@@ -92,3 +92,9 @@ def test_every_rank_needs_a_device():
 
 def test_sizes_are_said_in_words():
     assert [in_bytes(x) for x in (5, 1536, 3 << 30)] == ["5 B", "1.5 KiB", "3.0 GiB"]
+
+
+def test_a_cpu_without_avx_512_is_said_with_what_to_take():
+    [finding] = vector_units("fpu sse2 avx avx2 fma")
+    assert finding.found == "no AVX-512 (avx2, avx)" and "float32" in finding.fix
+    assert vector_units("avx avx2 avx512f avx512_bf16") == vector_units("") == []

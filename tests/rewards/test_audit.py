@@ -1,8 +1,13 @@
 import json
+import random
 
 import pytest
 
-from spmd_rl.rewards.audit import main, read_samples
+from spmd_rl.data.samples import sample_record, write_samples
+from spmd_rl.data.sources.prompts import Prompt
+from spmd_rl.rewards.audit import main, read_samples, score
+from spmd_rl.rewards.grading.pool import GraderPool
+from spmd_rl.rewards.reward_sample import of_tokens
 
 RUN = [
     {"response": "So 7", "answer": "7", "reward": 1.0, "cause": "correct"},
@@ -60,3 +65,40 @@ def test_lines_that_hold_no_sample_are_counted_and_left_out(run, capsys):
 def test_what_cannot_be_audited_is_said_in_one_message(run, capsys, arguments, words):
     assert main([argument.format(run=run) for argument in arguments]) == 2
     assert words in capsys.readouterr().err
+
+
+def test_the_same_response_has_the_same_grade_where_it_is_made_and_in_an_audit(tmp_path):
+    rules = {"math_answer": 1.0, "format": 0.5, "strict_format": 0.2, "base_acc": 0.3, "repetition(ngram=3)": 0.1}
+    draw = random.Random(7)
+    forms = ("<think>why</think> <answer>\\boxed{%s}</answer>", "because</think><answer>%s</answer>", "\\boxed{%s}")
+    forms += (
+        "The answer is **%s**, since it is.",
+        "%s",
+        "so \\frac{\\sqrt{3}}{%s}",
+        "a b c a b c a b c %s",
+        "",
+        "(2, %s)",
+    )
+    with GraderPool(rules) as pool:
+        made = {}
+        for number in range(300):
+            prompt = Prompt(number, (1, 2), "What is 3+4?", "7", {"level": number})
+            rendered = "<user>What is 3+4?<assistant>" + draw.choice(["", "<think>\n"])
+            form = draw.choice(forms)
+            text = form % draw.choice(["7", "7.0", "8", "\\frac{14}{2}"]) if "%s" in form else form
+            ids, reason = [draw.randrange(5) for _ in text.split()], draw.choice(["stop", "length"])
+            made[number] = of_tokens(prompt, rendered, text, ids, reason, 64)
+            pool.submit(number, made[number])
+        scored = {one.id: one for one in pool.collect(block=True)}
+    kept = [
+        sample_record(scored[n], one.row, step=1, question=one.prompt, prompt=one.rendered, answer=one.answer)
+        | {"response": one.response, "finish_reason": one.finish_reason, "response_tokens": one.tokens}
+        | {"response_ids": one.response_ids}
+        for n, one in made.items()
+    ]
+    write_samples(tmp_path / "samples" / "step_000001.jsonl", kept)
+    stored, skipped = read_samples(tmp_path, 64)
+    again = score(stored, rules, 1, 10.0)
+    assert len(again) == 300 and not skipped and len({one.cause for one in again}) >= 3
+    for one, old in zip(again, scored.values(), strict=True):
+        assert (one.reward, one.cause, one.scores) == (old.reward, old.cause, old.scores)

@@ -161,3 +161,16 @@ def test_padded_experts_keep_gate_and_up_in_halves(monkeypatch):
     assert torch.equal(packed13[:, :3], w13[:, :3]) and torch.equal(packed13[:, 4:7], w13[:, 3:])
     assert torch.equal(packed2[:, :, :3], w2)
     assert not packed13[:, [3, 7]].any() and not packed2[:, :, 3].any()
+
+
+def test_a_weight_without_kernels_on_this_cpu_is_multiplied_by_torch(monkeypatch):
+    ops = pytest.importorskip("vllm._custom_ops")
+
+    def refuse(weight, shapes):
+        raise RuntimeError("could not create a primitive descriptor")
+
+    monkeypatch.setattr(ops, "_supports_onednn", True)
+    monkeypatch.setattr(ops, "create_onednn_mm", refuse)
+    linear, weight = PackedLinear(), torch.eye(3, dtype=torch.bfloat16)
+    assert not linear.pack("weight", weight)
+    assert torch.equal(linear(weight, weight, None), weight)
