@@ -79,7 +79,10 @@ class Ranks:
         """Sample -> the data-parallel rank that trains on it, of those that were exchanged."""
 
     def _all(self, verb: Verb, by_rank: Sequence[Mapping[str, Any]] | None = None, **arguments: Any) -> list[Any]:
-        """Have every rank do a verb, `by_rank` with arguments of its own; return the answers in rank order."""
+        """Have every rank do a verb, `by_rank` with arguments of its own.
+
+        Returns the answers in rank order, or the one that they are combined to (distributed.protocol).
+        """
         pending = self.commands.post(verb, arguments, by_rank=by_rank)
         pending.wait()
         return pending.answers(self.worker.do(verb, pending.own_arguments or {}))
@@ -108,17 +111,17 @@ class Ranks:
     @verb
     def to_rollout(self, canary: bool = False) -> dict[str, float]:
         """Refresh vLLM from Megatron, prove it, and give vLLM the device. Returns metrics."""
-        answers = self._all(Verb.TO_ROLLOUT, canary=canary)
+        [moved] = self._all(Verb.TO_ROLLOUT, canary=canary)
         return {
-            "bytes/reshard_to_infer/network": max(answer["network_bytes"] for answer in answers),
-            "bytes/reshard_to_infer/local": max(answer["local_bytes"] for answer in answers),
+            "bytes/reshard_to_infer/network": moved.network_bytes,
+            "bytes/reshard_to_infer/local": moved.local_bytes,
         }
 
     @verb
     def to_training(self) -> dict[str, float]:
         """Give Megatron the device, and let it score the canary that vLLM made, if it did. Returns metrics."""
-        gaps = self._all(Verb.TO_TRAINING)
-        return {} if gaps[0] is None else {"correction/canary_gap": gaps[0]}
+        [gap] = self._all(Verb.TO_TRAINING)
+        return {} if gap is None else {"correction/canary_gap": gap}
 
     @verb
     def generate(
@@ -178,17 +181,16 @@ class Ranks:
     @verb
     def exchange(self, plan: Plan) -> dict[str, float]:
         """Bring every sample to the ranks that train on it, in one all-to-all. Returns metrics."""
-        answers = self._all(
+        [laid] = self._all(
             Verb.EXCHANGE,
             by_rank=self._routes(plan),
             share_prompts=plan.share_prompts,
         )
         self._homes = _homes(plan)
-        laid = [answer["tokens"] for answer in answers]
         return {
-            "bytes/exchange/network": max(answer["network_bytes"] for answer in answers),
-            "update/padding_fraction": sum(answer["padding_tokens"] for answer in answers) / max(sum(laid), 1),
-            "update/imbalance_fraction": 1.0 - sum(laid) / max(len(laid) * max(laid), 1),
+            "bytes/exchange/network": laid.network_bytes,
+            "update/padding_fraction": laid.padding_tokens / max(laid.tokens, 1),
+            "update/imbalance_fraction": 1.0 - laid.tokens / max(laid.ranks * laid.most_tokens, 1),
         }
 
     @verb
@@ -274,7 +276,7 @@ class Ranks:
     @verb
     def checkpoint_bytes(self) -> int:
         """Return about what all ranks together would write."""
-        return sum(self._all(Verb.CHECKPOINT_BYTES))
+        return self._all(Verb.CHECKPOINT_BYTES)[0]
 
     @verb
     def begin_checkpoint(self, directory: str) -> None:
@@ -284,9 +286,8 @@ class Ranks:
     @verb
     def checkpoint_progress(self, wait: bool) -> tuple[bool, str | None, bool]:
         """Return whether all have written, what failed, and whether any was asked (SIGUSR1) to save and end."""
-        answers = self._all(Verb.CHECKPOINT_PROGRESS, wait=wait)
-        failed = next((answer["failed"] for answer in answers if answer["failed"]), None)
-        return all(answer["written"] for answer in answers), failed, any(answer["asked"] for answer in answers)
+        [progress] = self._all(Verb.CHECKPOINT_PROGRESS, wait=wait)
+        return progress.written, progress.failed, progress.asked
 
     @verb
     def checkpoint_digests(self, directory: str, names: Sequence[str], wait: bool) -> dict[str, str] | None:

@@ -9,11 +9,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any, NoReturn
 
 import msgspec
 
 from spmd_rl.distributed.control_link import GlooLink, Link, Receipt, Waits
+from spmd_rl.distributed.protocol import COMBINED
 from spmd_rl.distributed.rank_names import ranks_named
 from spmd_rl.distributed.status import WAITS, current_status, doing, set_status
 from spmd_rl.distributed.world import World
@@ -182,7 +184,12 @@ class ControlChannel:
     def pass_on(self, own: Sequence[msgspec.Raw] = ()) -> None:
         """Give rank 0 the answers of the ranks below."""
         assert self._below is not None
-        sent = self._send(_encode([*own, *self._collect(self._below)]), self.parent)
+        answers = [*own, *self._collect(self._below)]
+        how = COMBINED.get(self._below.verb)
+        if how is not None and len(answers) > 1:
+            one = reduce(how.combine, [_decode(answer, type=how.type) for answer in answers])
+            answers = [msgspec.Raw(_encode(one))]
+        sent = self._send(_encode(answers), self.parent)
         with doing(f"{WAITS}rank {self.parent} to take its answer"):  # which it does after its own part of the verb
             sent.wait()
 
@@ -300,7 +307,15 @@ class Pending:
             self._channel._pending.remove(self)
 
     def answers(self, own: Any = None) -> list[Any]:
-        """Return what the ranks answer, in the order in which they were named; `own`: what rank 0 does."""
+        """Return what the ranks answer, in the order in which they were named; `own`: what rank 0 does.
+
+        Where the protocol combines the answers to a verb, it is one.
+        """
         self.collect()
+        how = COMBINED.get(self._below.verb)
+        if how is not None:
+            answers = [] if self.own_arguments is None else [msgspec.convert(own, how.type)]
+            answers += [_decode(answer, type=how.type) for answer in self._answers or ()]
+            return [reduce(how.combine, answers)] if answers else []
         found = dict(zip(self._others, map(_decode, self._answers or ()), strict=True))
         return [own if rank == 0 else found[rank] for rank in self._ranks]

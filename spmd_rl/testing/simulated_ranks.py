@@ -150,8 +150,12 @@ class SimulatedPending:
         for rank, message in sorted(self._got.items(), reverse=True):
             channel = self.ranks.channels[rank]
             with suppress(MissingRanks):
-                if rank not in self.ranks.gone:
-                    arguments = channel.arguments(message)
-                    channel.pass_on([] if arguments is None else [self.ranks.do(rank, self.verb, arguments)])
+                arguments = channel.arguments(message)
+                if rank in self.ranks.gone:
+                    continue
+                if arguments is None:
+                    channel.pass_on()
+                else:
+                    channel.answer(self.ranks.do(rank, self.verb, arguments))
         self.ranks.seconds += time.process_time() - started
         return self.pending.answers(own)

@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spmd_rl.distributed.commands import MissingRanks
+from spmd_rl.distributed.protocol import COMBINED
 from spmd_rl.testing.simulated_ranks import SimulatedRanks
 
 
@@ -12,17 +13,19 @@ def told(rank, verb, arguments):
     return [rank, verb, arguments]
 
 
-@settings(max_examples=30, deadline=None)
-@given(st.integers(1, 60), st.integers(1, 9), st.data())
+@settings(max_examples=20, deadline=None)
+@given(st.integers(1, 40), st.integers(1, 9), st.data())
 def test_each_rank_gets_its_own_part_and_answers_come_in_the_order_of_ranks(size, fan_out, data):
     ranks = SimulatedRanks(size, told, fan_out)
     assert ranks.all("score", {"model": "policy"}) == [[rank, "score", {"model": "policy"}] for rank in range(size)]
     parts = [{"own": [rank] * (rank % 3)} for rank in range(size)]
-    answers = ranks.all("exchange", {"share": True}, by_rank=parts)
-    assert answers == [[rank, "exchange", {"share": True, **parts[rank]}] for rank in range(size)]
+    answers = ranks.all("judge", {"share": True}, by_rank=parts)
+    assert answers == [[rank, "judge", {"share": True, **parts[rank]}] for rank in range(size)]
     some = data.draw(st.lists(st.integers(0, size - 1), unique=True))
     parts = [{"own": rank} for rank in some]
-    assert ranks.all("load", {}, some, parts) == [[rank, "load", part] for rank, part in zip(some, parts, strict=True)]
+    assert ranks.all("learn", {}, some, parts) == [
+        [rank, "learn", part] for rank, part in zip(some, parts, strict=True)
+    ]
 
 
 def test_groups_are_trees_of_their_own():
@@ -30,22 +33,49 @@ def test_groups_are_trees_of_their_own():
     ranks = SimulatedRanks(40, told, 3, groups)
     assert ranks.all("learn", {}, groups[1]) == [[rank, "learn", {}] for rank in groups[1]]
     assert not any(ranks.channels[rank].messages_moved for rank in groups[0] if rank), "the other group heard of it"
-    assert ranks.all("forget", {}) == [[rank, "forget", {}] for rank in range(40)]
+    assert ranks.all("costs", {}) == [[rank, "costs", {}] for rank in range(40)]
 
 
 @pytest.mark.parametrize("size", [2, 9, 65, 1024])
 def test_rank_0_sends_and_receives_as_many_messages_as_it_has_children(size):
     ranks = SimulatedRanks(size, told)
-    ranks.all("forget", {})
+    ranks.all("costs", {})
     assert ranks.channels[0].messages_moved <= 2 * 8
     assert max(channel.messages_moved for channel in ranks.channels) <= 2 * 8 + 2
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(1, 9), st.lists(st.integers(0, 999), min_size=1, max_size=60), st.data())
+def test_combined_answers_are_what_all_of_them_say(fan_out, tokens, data):
+    def laid(rank, verb, arguments):
+        failed = f"rank {rank}" if tokens[rank] > 900 else None
+        return {
+            "exchange": {"network_bytes": 7 * tokens[rank], "tokens": tokens[rank], "padding_tokens": rank},
+            "checkpoint_progress": {"written": tokens[rank] > 9, "failed": failed, "asked": rank == 5},
+        }[verb]
+
+    size = len(tokens)
+    ranks = SimulatedRanks(size, laid, fan_out)
+    [found] = ranks.all("exchange", {})
+    assert (found.network_bytes, found.tokens, found.padding_tokens) == (7 * max(tokens), sum(tokens), sum(range(size)))
+    assert (found.ranks, found.most_tokens) == (size, max(tokens))
+    [found] = ranks.all("checkpoint_progress", {})
+    first = next((f"rank {rank}" for rank, count in enumerate(tokens) if count > 900), None)
+    assert (found.written, found.failed, found.asked) == (min(tokens) > 9, first, size > 5)
+
+
+@pytest.mark.parametrize("verb", [verb for verb, how in COMBINED.items() if how.type is None])
+def test_what_has_no_answer_costs_rank_0_a_few_bytes(verb):
+    ranks = SimulatedRanks(200, lambda rank, verb, arguments: None)
+    assert ranks.all(verb, {}) == [None]
+    assert ranks.bytes_moved < 8 * 100
 
 
 def test_rank_0_sends_a_plan_once_whatever_the_world():
     for size in (64, 1024):
         ranks = SimulatedRanks(size, lambda rank, verb, arguments: None)
         parts = [{"microbatches": [list(range(rank, rank + 65536 // size))]} for rank in range(size)]
-        ranks.all("exchange", {}, by_rank=parts)
+        ranks.all("judge", {}, by_rank=parts)
         assert ranks.channels[0].bytes_moved < 1.2 * 65536 * 3
 
 

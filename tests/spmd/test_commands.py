@@ -26,9 +26,9 @@ if world.rank == 0:
     answers = pending.answers("mine")
     assert answers == ["mine", *(["generate", {{"rows": [1, 2], "own": rank}}, rank] for rank in others)], answers
     if world.size > 3:
-        some = commands.post("load", {{}}, ranks=[3, 1], by_rank=[{{"own": "c"}}, {{"own": "a"}}])
+        some = commands.post("rewards", {{}}, ranks=[3, 1], by_rank=[{{"own": "c"}}, {{"own": "a"}}])
         assert some.own_arguments is None
-        assert some.answers() == [["load", {{"own": "c"}}, 3], ["load", {{"own": "a"}}, 1]]
+        assert some.answers() == [["rewards", {{"own": "c"}}, 3], ["rewards", {{"own": "a"}}, 1]]
     try:
         commands.post("score", {{}}).wait()
         commands.post("score", {{}}).wait()
@@ -39,7 +39,7 @@ else:
     while True:
         verb, given = commands.receive()
         commands.answer([verb, given, world.rank])
-        if world.rank == late and verb == ("load" if world.size > 3 and late in (1, 3) else "generate"):
+        if world.rank == late and verb == ("rewards" if world.size > 3 and late in (1, 3) else "generate"):
             if ends:
                 os._exit(0)
             time.sleep(30)
