@@ -314,7 +314,7 @@ class Pending:
         self.collect()
         how = COMBINED.get(self._below.verb)
         if how is not None:
-            answers = [] if self.own_arguments is None else [msgspec.convert(own, how.type)]
+            answers = [] if self.own_arguments is None else [_decode(_encode(own), type=how.type)]
             answers += [_decode(answer, type=how.type) for answer in self._answers or ()]
             return [reduce(how.combine, answers)] if answers else []
         found = dict(zip(self._others, map(_decode, self._answers or ()), strict=True))
