@@ -78,25 +78,18 @@ def _first(one: Any, other: Any) -> Any:
     return one
 
 
+_SILENT = (
+    *(Verb.PUT, Verb.KEEP_REWARDS, Verb.WRITE_CONVERSATIONS, Verb.FORGET),
+    *(Verb.EXPORT_HF, Verb.BEGIN_CHECKPOINT, Verb.LOAD, Verb.STOP),
+)
+"""They have no answer."""
 COMBINED: Mapping[str, Combined] = {
-    **dict.fromkeys(
-        (
-            Verb.PUT,
-            Verb.KEEP_REWARDS,
-            Verb.WRITE_CONVERSATIONS,
-            Verb.FORGET,
-            Verb.EXPORT_HF,
-            Verb.BEGIN_CHECKPOINT,
-            Verb.LOAD,
-        ),
-        Combined(None, _first),
-    ),
+    **dict.fromkeys(_SILENT, Combined(None, _first)),
     Verb.TO_ROLLOUT: Combined(Refreshed, Refreshed.combine),
     Verb.TO_TRAINING: Combined(float | None, _first),
     Verb.EXCHANGE: Combined(Exchanged, Exchanged.combine),
     Verb.CHECKPOINT_BYTES: Combined(int, add),
     Verb.CHECKPOINT_PROGRESS: Combined(Progress, Progress.combine),
     Verb.REPLY: Combined(str, _first),
-    Verb.STOP: Combined(None, _first),
 }
 """Of each verb whose answers become one. Those of the others come to rank 0 in the order of ranks."""
