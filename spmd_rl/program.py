@@ -12,18 +12,21 @@ from typing import TYPE_CHECKING, Protocol
 from spmd_rl.algorithms.table import try_algorithms
 from spmd_rl.config.check import notes
 from spmd_rl.config.config import Config
-from spmd_rl.config.loading import dump
+from spmd_rl.config.loading import dump, settings
+from spmd_rl.config.resume_policy import changes
 from spmd_rl.controller.checkpoint_manager import Preempted
 from spmd_rl.controller.ranks import Ranks
 from spmd_rl.controller.session import RunContext, Session
 from spmd_rl.distributed.environment import restarts_from_environment
 from spmd_rl.distributed.status import doing
+from spmd_rl.errors import refuse
 from spmd_rl.health.preemption import preemption_event
 from spmd_rl.models.model_shape import ModelShape
 from spmd_rl.platforms import current
 from spmd_rl.platforms.platform import Platform
 from spmd_rl.runlog.run_log import RunLog
 from spmd_rl.runtime.process import Started, launch, user_errors_exit
+from spmd_rl.runtime.sources import changed_sources, sources
 from spmd_rl.runtime.startup import (
     Inputs,
     check_weights,
@@ -162,6 +165,14 @@ class Training:
             faults = FaultInjector(config, self.directory, world.rank, restarts)  # they may strike from now on
         with doing("looks for a checkpoint to go on from"):
             resumed, found = resume_point(config, self.directory, world)
+        self.sources = sources(inputs.prompts["train"], config.reward.rules)
+        if resumed is not None and not resumed.only_weights:
+            state = resumed.saved.state()
+            differ = [name for name, _, _ in changes(state.get("settings", {}), settings(config))]
+            allowed = config.checkpoint.resume_allow
+            others, problems = changed_sources(state.get("sources") or {}, self.sources, differ, allowed)
+            refuse(problems)
+            found = [*found, *others]
         lines = [*rank.notes, *inputs.notes, *notes(config, world.size), *found]
         lines += [f"reward model {name}: reads {reader.described()}" for name, reader in inputs.readers.items()]
         self.rank, self.resumed = rank, resumed
@@ -188,6 +199,7 @@ class Training:
             data_parallel=config.parallel.data(self.rank.world.size),
             share_prompts=config.train.share_prompts,
             resumed=None if resumed is None or resumed.only_weights else resumed.saved,
+            sources=self.sources,
         )
         ranks = Ranks(channel, self.worker)
         with log:

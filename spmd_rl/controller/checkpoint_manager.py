@@ -39,9 +39,16 @@ class _Save:
 class CheckpointManager:
     """Save a run and say where it goes on. `resumed`: the checkpoint that it goes on from, if there is one."""
 
-    def __init__(self, config: Config, ranks: Ranks, log: RunLog, resumed: SavedCheckpoint | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        ranks: Ranks,
+        log: RunLog,
+        resumed: SavedCheckpoint | None = None,
+        sources: Mapping[str, str] | None = None,
+    ) -> None:
         self.config, self.ranks, self.log = config, ranks, log
-        self._resumed = resumed
+        self._resumed, self._sources = resumed, dict(sources or {})
         self._checkpoints = CheckpointStore(log.run_dir / CHECKPOINTS, config.checkpoint)
         self._save: _Save | None = None
         self._saved_step: int | None = None
@@ -78,6 +85,12 @@ class CheckpointManager:
             )
         raise Preempted(f"asked to end by SIGUSR1: step {step} is saved; the same command goes on from there")
 
+    def advance(self) -> None:
+        """Complete what was begun, if all its files are written by now."""
+        if self._save is not None:
+            with self.log.timed(Phase.CHECKPOINT):
+                self._advance(wait=False)
+
     def close(self) -> None:
         """Wait until what was begun is complete."""
         with self.log.timed(Phase.CHECKPOINT):
@@ -95,6 +108,7 @@ class CheckpointManager:
             "metrics": self.log.last,
             "identity": self.log.identity,
             "settings": settings(self.config),
+            "sources": self._sources,
             "versions": _versions(),
             "world_size": self.log.world_size,
         }

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,8 @@ class RunContext:
     share_prompts: bool
     resumed: SavedCheckpoint | None = None
     """The checkpoint that the run goes on from."""
+    sources: Mapping[str, str] = field(default_factory=dict)
+    """What it learns from, as runtime.sources describes it."""
 
 
 class Session:
@@ -50,7 +52,7 @@ class Session:
     def __init__(self, config: Config, ranks: Ranks, log: RunLog, context: RunContext):
         self.config, self.ranks, self.log, self.context = config, ranks, log, context
         self.reward_models = RewardModels(config, context.data_parallel, context.share_prompts)
-        self.checkpoints = CheckpointManager(config, ranks, log, context.resumed)
+        self.checkpoints = CheckpointManager(config, ranks, log, context.resumed, context.sources)
         restored = self.checkpoints.restored_state()
         self.prompts_taken: int = restored.get("prompts_taken", 0)
         self.reward_models.load_state_dict(restored.get("reward_models", {}))
@@ -128,6 +130,7 @@ class Step:
 
     def reward(self, tickets: Sequence[Ticket]) -> Batch:
         """Return the samples with their rewards: rules have graded as sequences ended, reward models score now."""
+        self.session.checkpoints.advance()
         scored, grading = self.ranks.rewards()
         scored, scoring = self.session.reward_models.score(self.ranks, tickets, scored, self.timed)
         self._metrics += [grading, scoring]
