@@ -33,19 +33,6 @@ class Plan:
     minibatches: list[MiniBatch]
     share_prompts: bool
 
-    def laid_tokens(self, tickets: Sequence[Ticket]) -> list[int]:
-        """Return the tokens that each data-parallel rank lays down in all its micro-batches."""
-        by_id = {ticket.id: ticket for ticket in tickets}
-        return [
-            sum(
-                _unit([by_id[i] for i in group], self.share_prompts).tokens
-                for minibatch in self.minibatches
-                for batch in minibatch.microbatches[rank]
-                for group in batch
-            )
-            for rank in range(len(self.minibatches[0].microbatches))
-        ]
-
 
 class _Unit(NamedTuple):
     """Samples of one prompt that are not parted any more."""

@@ -142,9 +142,7 @@ class Step:
         train, context = self.config.train, self.session.context
         tickets = batch.to_train()
         if not tickets:
-            self.log.add_all(
-                {"bytes/exchange/network": 0, "update/padding_fraction": 0, "update/imbalance_fraction": 0}
-            )
+            self.log.add_all(NOTHING_EXCHANGED)
             self.log.note(
                 f"step {self.number + 1}: no group of it teaches (algorithm.drop_uniform_groups, algorithm.curation); "
                 "nothing is trained, the policy stays as it is"
