@@ -1,7 +1,9 @@
 """One rank of tests/spmd/test_training.py: the same samples under many layouts, in one process."""
 
 import dataclasses
+import gc
 import math
+import os
 
 from spmd.ranks import arguments, end_megatron, join, ready, report
 
@@ -9,83 +11,89 @@ LEARNING_RATE, EPSILON = 0.1, 1e-2
 
 
 def main() -> None:
+    platform = ready("megatron_core")
+    from megatron.core import parallel_state  # noqa: F401  (what is imported now is no garbage later)
+
+    from spmd_rl.worker import trainer  # noqa: F401
+
+    world = join(platform)
+    gc.freeze()
+    results, threads = [], []
+    for asked in arguments()["cases"]:
+        results.append(_case(asked, world, platform))
+        # What held the process groups is gone, and so are their threads: some hundred for every layout.
+        end_megatron()
+        gc.collect()
+        threads.append(len(os.listdir("/proc/self/task")))
+    report(world.rank, {"cases": results, "threads": threads})
+
+
+def _case(case: dict, world, platform) -> dict:
+    """Train as one case asks, and return what came of it."""
+    import torch
+
+    from spmd.samples import make_samples, perturb, put_what_is_learned
     from spmd_rl.config.config import Config, ModelConfig
     from spmd_rl.models.model_shape import read_model_shape
     from spmd_rl.platforms import current
-
-    platform = ready("megatron_core")
-    import torch
-    from megatron.core import parallel_state
-
-    from spmd.samples import make_samples, perturb, put_what_is_learned
     from spmd_rl.worker.trainer import Trainer
 
-    world = join(platform)
-    results = []
-    for case in arguments()["cases"]:
-        current(case.get("platform", platform.name))
-        shape = read_model_shape(case["model"])
-        base = Config(model=ModelConfig(path=case["model"]))
-        config = dataclasses.replace(
-            base,
-            model=dataclasses.replace(base.model, path=case["model"], dtype=case.get("dtype", "float32")),
-            parallel=dataclasses.replace(base.parallel, **case["parallel"]),
-            algorithm=dataclasses.replace(base.algorithm, **case.get("algorithm", {})),
-            train=dataclasses.replace(
-                base.train,
-                logprob_chunk_tokens=case.get("chunk", 7),
-                recompute=case.get("recompute", False),
-                # The norm is computed, and the gradients stay as they are.
-                clip_grad=1e9,
-                # AdamW's first step, as a smooth function of the gradient.
-                adam_epsilon=EPSILON,
-                weight_decay=0.0,
-            ),
-            rollout=dataclasses.replace(base.rollout, temperature=case.get("temperature", 0.8)),
-        )
-        if parallel_state.model_parallel_is_initialized():
-            end_megatron()
-        trainer = Trainer(config, shape, torch.device("cpu"), world)
-        place, learner = trainer.place, trainer.learners["policy"]
-        policy = learner.model
-        assert policy.weights().keys() == policy.shard.params.keys()
-        if "score" in case:
-            results.append(score(case, trainer))
-            continue
-        if "checkpoint" in case:
-            results.append(go_on(case, trainer))
-            continue
-        samples, tickets = make_samples(shape.vocabulary)
-        packs = lay_out(case, trainer, samples, tickets)
-        for model in trainer.models:
-            trainer.score(model)
-        scored = {
-            sample.id: sample.fields["policy_logprobs"].tolist()
-            for pack in packs
-            for sample in pack.samples
-            if place.reports
-        }
-        perturb(samples.values())
-        before = {name: tensor.clone() for name, tensor in policy.weights().items()}
-        put_what_is_learned(samples)
-        learned = trainer.learn("policy", 0, LEARNING_RATE)
-        # On a CPU nothing moves, and what would is looked up all the same.
-        learner.optimizer.offload()
-        learner.optimizer.onload()
-        compared = compare(learner, before, case["gradients"]) if "gradients" in case else ({}, {})
-        results.append(
-            {
-                "grad_norm": learned["grad_norm"],
-                "sums": learned["sums"],
-                "logprobs": scored,
-                "microbatches": len(packs),
-                "tokens": sum(pack.tokens.shape[1] for pack in packs),
-                "gradients": compared[0],
-                "steps": compared[1],
-                "skipped": skips_what_is_not_finite(learner, world.rank == world.size - 1),
-            }
-        )
-    report(world.rank, {"cases": results})
+    current(case.get("platform", platform.name))
+    shape = read_model_shape(case["model"])
+    base = Config(model=ModelConfig(path=case["model"]))
+    config = dataclasses.replace(
+        base,
+        model=dataclasses.replace(base.model, path=case["model"], dtype=case.get("dtype", "float32")),
+        parallel=dataclasses.replace(base.parallel, **case["parallel"]),
+        algorithm=dataclasses.replace(base.algorithm, **case.get("algorithm", {})),
+        train=dataclasses.replace(
+            base.train,
+            logprob_chunk_tokens=case.get("chunk", 7),
+            recompute=case.get("recompute", False),
+            # The norm is computed, and the gradients stay as they are.
+            clip_grad=1e9,
+            # AdamW's first step, as a smooth function of the gradient.
+            adam_epsilon=EPSILON,
+            weight_decay=0.0,
+        ),
+        rollout=dataclasses.replace(base.rollout, temperature=case.get("temperature", 0.8)),
+    )
+    trainer = Trainer(config, shape, torch.device("cpu"), world)
+    place, learner = trainer.place, trainer.learners["policy"]
+    policy = learner.model
+    assert policy.weights().keys() == policy.shard.params.keys()
+    if "score" in case:
+        return score(case, trainer)
+    if "checkpoint" in case:
+        return go_on(case, trainer)
+    samples, tickets = make_samples(shape.vocabulary)
+    packs = lay_out(case, trainer, samples, tickets)
+    for model in trainer.models:
+        trainer.score(model)
+    scored = {
+        sample.id: sample.fields["policy_logprobs"].tolist()
+        for pack in packs
+        for sample in pack.samples
+        if place.reports
+    }
+    perturb(samples.values())
+    before = {name: tensor.clone() for name, tensor in policy.weights().items()}
+    put_what_is_learned(samples)
+    learned = trainer.learn("policy", 0, LEARNING_RATE)
+    # On a CPU nothing moves, and what would is looked up all the same.
+    learner.optimizer.offload()
+    learner.optimizer.onload()
+    compared = compare(learner, before, case["gradients"]) if "gradients" in case else ({}, {})
+    return {
+        "grad_norm": learned["grad_norm"],
+        "sums": learned["sums"],
+        "logprobs": scored,
+        "microbatches": len(packs),
+        "tokens": sum(pack.tokens.shape[1] for pack in packs),
+        "gradients": compared[0],
+        "steps": compared[1],
+        "skipped": skips_what_is_not_finite(learner, world.rank == world.size - 1),
+    }
 
 
 def lay_out(case, trainer, samples, tickets) -> list:
