@@ -17,8 +17,9 @@ _OPEN, _CLOSE = frozenset(["(", "[", "{", r"\{"]), frozenset([")", "]", "}", r"\
 _STRUCTURE = re.compile(
     rf"\\(?!{_STYLE}(?![A-Za-z])|times|cdot|div|[^A-Za-z{{])|[\^√π]|(?<![A-Za-z])(?:sqrt|log|ln|sin|cos|tan|pi)(?![A-Za-z])"
     r"|(?<![A-Za-z])[A-Za-z]\s*[-/*+]\s*[0-9(\\]|[0-9)}]\s*[-/*+]\s*[A-Za-z](?![A-Za-z])"
-    r"|[0-9)][a-bin-rtx-z](?![A-Za-z])|[0-9]\s*:\s*[0-9]|\*\*|[0-9}]_|[A-Za-z]_"
+    r"|[0-9)][a-bin-rtx-z](?![A-Za-z])|[0-9](?::|\s+:\s+)[0-9]|\*\*|[0-9}]_|[A-Za-z]_"
 )
+_RATIO = re.compile(r"(?:.?[0-9]:|[0-9]\s+:\s+)[0-9]")
 _FOREIGN = re.compile(r"[^\x00-\x7f]")
 _BRACKET = re.compile(r"[(\[{]([^()\[\]{}]*[,;][^()\[\]{}]*)\\?[)\]}]")
 _ITEM = re.compile(r"\s*(?:[A-Za-z]\w{0,2}\s*=\s*)?[-+]?[^\sA-Za-z]*\s*")
@@ -60,8 +61,8 @@ def _stops(line: str, token: re.Match[str], inside: bool) -> bool:
         return not (line[: token.start()][-1:].isalnum() and line[token.end() :][:1].isalnum())
     if word in ("=", "≈", "$", "<", ">"):
         return True
-    if word == ":":
-        return not (line[: token.start()].rstrip()[-1:].isdigit() and line[token.end() :].lstrip()[:1].isdigit())
+    if word == ":":  # a ratio, 3:4 or 3 : 4, or the end of what is said before it, 3: 4
+        return not _RATIO.match(line, max(0, token.start() - 2))
     if word == ".":
         return not inside and not line[token.end() :][:1].isdigit()
     return not inside and (word in (",", ";") or bool(_STOP_COMMAND.match(word)))

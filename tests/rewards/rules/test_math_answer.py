@@ -31,6 +31,8 @@ def data(name: str) -> Path:
     [
         ("18", "The answer is 18."),
         ("18", "The answer is 10 + 8 = 18."),
+        ("18", "10 + 8: 18."),
+        ("18", "The total of 10 and 8: 18"),
         ("18", "**Answer:** $18$"),
         ("18", "Answer: **18**"),
         ("18", "#### 18"),
@@ -67,6 +69,8 @@ def test_the_final_answer_is_found_and_equal(gold, response):
     [
         ("5", "The answer is 10 + 8 = 18.", "wrong"),
         ("17", "First \\boxed{17}, no: \\boxed{18}.", "wrong"),
+        ("4", "So it is 3:4", "wrong"),
+        ("30", "At 12:30", "wrong"),
         ("3", "<think>It is \\boxed{3}</think> <answer>4</answer>", "wrong"),
         ("-3", "10-3", "wrong"),
         ("18", "", "unparsed"),
