@@ -101,5 +101,5 @@ def _generate(engine, count: int, shape) -> list[dict]:
             "response": c.sample.response.tolist(),
             "logprobs": c.sample.fields["rollout_logprobs"].tolist(),
         }
-        for c in sorted(made, key=lambda completion: completion.id)
+        for c in sorted(made, key=lambda completion: completion.sample.id)
     ]

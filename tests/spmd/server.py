@@ -9,6 +9,7 @@ import atexit
 import importlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -56,6 +57,7 @@ class Server:
                 missing = [rank for rank, path in enumerate(done) if not path.exists()]
                 self.stop()
                 said = self.said.read_bytes()[begin:].decode(errors="replace")
+                shutil.rmtree(self.directory, ignore_errors=True)
                 why = f"did not end within {timeout_seconds:g} s" if late else "failed"
                 raise AssertionError(f"{module} on {self.ranks} ranks {why}, on ranks {missing}:\n{said[-8000:]}")
         return [json.loads((job / f"rank{rank}.json").read_text()) for rank in range(self.ranks)]
@@ -86,7 +88,9 @@ def server(ranks: int) -> Server:
 def stop_all() -> None:
     """End all servers."""
     while _servers:
-        _servers.popitem()[1].stop()
+        _, ended = _servers.popitem()
+        ended.stop()
+        shutil.rmtree(ended.directory, ignore_errors=True)
 
 
 def _write(path: Path, text: str) -> None:
