@@ -203,10 +203,14 @@ class Training:
         )
         ranks = Ranks(channel, self.worker)
         with log:
+            session = Session(config, ranks, log, context)
             try:
-                self.loop(config, Session(config, ranks, log, context))
+                self.loop(config, session)
             except Preempted as asked:
                 log.note(str(asked))
+            except BaseException:
+                session.checkpoints.complete_while_failing()
+                raise
         ranks.stop()
 
 

@@ -173,3 +173,39 @@ def test_ranks_that_see_different_files_all_say_so(run_dir, monkeypatch):
     monkeypatch.setattr("spmd_rl.runtime.resume_point.gather", other_rank_too)
     with pytest.raises(ValueError, match=r"find different checkpoints \(rank 0 takes up .*; rank 1 begins anew\)"):
         resumed(run_dir)
+
+
+def seal(run_dir, step, **state):
+    """A step whose files are all written, of a run that died before it had a name."""
+    kept = CheckpointStore(run_dir / "checkpoints", CheckpointConfig(keep_last=9))
+    partial = kept.begin(step, 0)
+    (partial / "part.bin").write_bytes(b"weights" * 99)
+    kept.seal(step, {"loop": {}, "settings": settings(CONFIG)} | state)
+    return partial
+
+
+def test_what_was_all_written_when_the_run_died_is_completed_and_taken_up(run_dir):
+    partial = seal(run_dir, 4)
+    found, notes = resumed(run_dir)
+    assert found.saved.step == 4 and found.same_run and not partial.exists()
+    assert len(notes) == 1 and "step_000004: all its files were written when the run ended" in notes[0]
+    assert resumed(run_dir) == (found, [])
+
+
+def test_what_was_not_all_written_is_left_as_it_is(run_dir):
+    partial = seal(run_dir, 4)
+    (partial / "part.bin").write_bytes(b"weights")
+    found, notes = resumed(run_dir)
+    assert found.saved.step == 3 and notes == [] and partial.exists()
+
+
+def test_the_only_one_of_a_run_counts_when_torchrun_starts_the_ranks_again(tmp_path):
+    seal(tmp_path, 1)
+    assert resumed(tmp_path)[0].saved.step == 1
+
+
+def test_one_that_cannot_be_completed_is_said_and_the_older_one_is_taken_up(run_dir, monkeypatch):
+    seal(run_dir, 4)
+    monkeypatch.setattr(CheckpointStore, "_give_name", lambda *_: (_ for _ in ()).throw(OSError("read-only")))
+    found, notes = resumed(run_dir)
+    assert found.saved.step == 3 and "could not be completed: read-only" in notes[0]

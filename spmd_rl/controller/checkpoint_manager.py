@@ -12,6 +12,7 @@ from spmd_rl.config.config import Config
 from spmd_rl.config.loading import settings
 from spmd_rl.config.names import Phase
 from spmd_rl.controller.ranks import Ranks
+from spmd_rl.data.digests import UNREADABLE, digests_of
 from spmd_rl.errors import did_you_mean
 from spmd_rl.runlog.checkpoint_store import CheckpointStore, SavedCheckpoint
 from spmd_rl.runlog.run_dir import CHECKPOINTS
@@ -96,6 +97,23 @@ class CheckpointManager:
         with self.log.timed(Phase.CHECKPOINT):
             self._advance(wait=True)
 
+    def complete_while_failing(self) -> None:
+        """Complete what was begun as far as it still can be, where an error ends the run; raises nothing.
+
+        Where no verb has failed the ranks still answer. Otherwise rank 0 reads alone what all ranks have written, as
+        far as it knows; what it does not know to be written stays without a name.
+        """
+        save = self._save
+        try:
+            if save is not None and self.ranks.idle:
+                self.close()
+            elif save is not None and save.names is not None:
+                digests = digests_of(save.directory, save.names)
+                if not any(found.startswith(UNREADABLE) for found in digests.values()):
+                    self._complete(save, digests)
+        except Exception as error:
+            self.log.note(f"step {save.step if save else 0} could not be completed while the run failed: {error}")
+
     def _begin(self, step: int, loop: Mapping[str, Any]) -> None:
         try:
             directory = self._checkpoints.begin(step, self.ranks.checkpoint_bytes())
@@ -145,16 +163,18 @@ class CheckpointManager:
             digests = self.ranks.checkpoint_digests(str(save.directory), save.names, wait)
             if digests is None:
                 return asked
-            saved = self._checkpoints.complete(save.step, digests)
+            self._complete(save, digests)
         except OSError as error:
             self._abandon(save, str(error))
-            return asked
+        return asked
+
+    def _complete(self, save: _Save, digests: Mapping[str, str]) -> None:
+        saved = self._checkpoints.complete(save.step, digests)
         self._save, self._saved_step = None, saved.step
         if self._checkpoints.untidy:
             self.log.note(self._checkpoints.untidy)
         seconds = time.monotonic() - save.begun
         self.log.note(f"step {saved.step} is saved in {saved.path} ({seconds:.1f} s, beside training)")
-        return asked
 
     def _abandon(self, save: _Save, why: str) -> None:
         self._save = None

@@ -77,15 +77,20 @@ class Ranks:
         """Sample -> the rank that made it, of those that are kept."""
         self._homes: dict[int, int] = {}
         """Sample -> the data-parallel rank that trains on it, of those that were exchanged."""
+        self.idle = True
+        """No verb is under way, and none has failed: the ranks wait for the next one."""
 
     def _all(self, verb: Verb, by_rank: Sequence[Mapping[str, Any]] | None = None, **arguments: Any) -> list[Any]:
         """Have every rank do a verb, `by_rank` with arguments of its own.
 
         Returns the answers in rank order, or the one that they are combined to (distributed.protocol).
         """
+        self.idle = False
         pending = self.commands.post(verb, arguments, by_rank=by_rank)
         pending.wait()
-        return pending.answers(self.worker.do(verb, pending.own_arguments or {}))
+        answers = pending.answers(self.worker.do(verb, pending.own_arguments or {}))
+        self.idle = True
+        return answers
 
     def _routes(self, plan: Plan) -> list[dict[str, Any]]:
         """Return of each rank where the samples go that it made, and its own part of the plan."""

@@ -122,6 +122,7 @@ class Step:
     @contextmanager
     def rollout(self) -> Iterator[Rollout]:
         """Let vLLM hold the device inside, with the policy's weights, which are refreshed and proved on entry."""
+        self.session.checkpoints.advance()
         compare = due(self.number, self.config.rollout.canary_steps)
         with self.ranks.rollout_mode(self.timed, compare) as moved, self.timed(Phase.ROLLOUT):
             rollout = Rollout(self.config, self.ranks, self.number, self.session.take_prompts)
@@ -184,6 +185,7 @@ class Step:
 
     def minibatches(self) -> Iterator[int]:
         """Yield the number of each mini-batch, for one optimizer step each."""
+        self.session.checkpoints.advance()
         with self.timed(Phase.UPDATE):
             yield from range(len(self.plan.minibatches) if self.plan is not None else 0)
 

@@ -7,7 +7,8 @@
         files.json            size and digest of every other file
         ...                   what the ranks wrote
 
-A directory that is not complete never has a name that is looked for. Rank 0 only; no torch.
+A directory that is not complete never has a name that is looked for. One that is sealed has a files.json already,
+without digests, which is written last: all files are there, and only digests and name are missing. No torch.
 """
 
 import hashlib
@@ -25,6 +26,7 @@ from spmd_rl.config.config import CheckpointConfig
 from spmd_rl.data.digests import UNREADABLE
 
 STATE, FILES, LATEST = "state.json", "files.json", "latest"
+_NEW_FILES = f"{FILES}.new"
 _NAME = re.compile(r"step_(\d{6,})")
 # What a file system wants to keep free beside a checkpoint.
 _SPARE_BYTES = 64 << 20
@@ -87,31 +89,56 @@ class CheckpointStore:
                 f"{self.directory}: a checkpoint takes about {_gib(expected_bytes)}, and only {_gib(free)} are free; "
                 "make room, or lower checkpoint.keep_last"
             )
-        partial = self.directory / f"{_name(step)}.partial"
+        partial = self.directory / f"{name_of(step)}.partial"
         partial.mkdir()
         return partial
 
     def seal(self, step: int, state: Mapping[str, Any]) -> list[str]:
-        """The ranks have written: add what rank 0 needs to go on. Returns the names of all files."""
-        partial = self.directory / f"{_name(step)}.partial"
+        """Add what rank 0 needs to go on, and list the files: all ranks have written. Returns the names of all."""
+        partial = self.directory / f"{name_of(step)}.partial"
         _write(partial / STATE, json.dumps({"step": step, **state}, indent=1))
-        return sorted(str(file.relative_to(partial)) for file in partial.rglob("*") if file.is_file())
+        sizes = _sizes(partial)
+        _write(partial / FILES, json.dumps({name: {"bytes": size} for name, size in sizes.items()}, indent=1))
+        return sorted(sizes)
+
+    def sealed(self) -> dict[int, list[str]]:
+        """Return the steps that a run had sealed when it died, and the names of their files.
+
+        All files are there, in the sizes that were listed when every rank had written, and its JSON can be read.
+        """
+        found = {}
+        for partial in sorted(self.directory.glob("step_*.partial")):
+            step = step_of(partial.with_suffix(""))
+            if step is not None and not partial.with_suffix("").exists() and (names := _sealed_files(partial, step)):
+                found[step] = names
+        return found
+
+    def adopt(self, step: int, digests: Mapping[str, str]) -> SavedCheckpoint:
+        """Give what a run had sealed when it died its name; nothing else is removed."""
+        saved = self._give_name(step, digests)
+        if saved.step == max(one.step for one in self.found()):
+            self._point_to(saved.path.name)
+        return saved
 
     def complete(self, step: int, digests: Mapping[str, str]) -> SavedCheckpoint:
         """Give a sealed directory its name, and remove what need not be kept. `digests`: of all files in it."""
-        partial, path = self.directory / f"{_name(step)}.partial", self.directory / _name(step)
+        saved, self.untidy = self._give_name(step, digests), ""
+        try:  # it is there, whatever becomes of the rest
+            self._tidy(saved.path.name)
+        except OSError as error:
+            self.untidy = f"{saved.path} is complete, but what it replaces could not all be removed: {error}"
+        return saved
+
+    def _give_name(self, step: int, digests: Mapping[str, str]) -> SavedCheckpoint:
+        partial, path = self.directory / f"{name_of(step)}.partial", self.directory / name_of(step)
         files = {name: {"bytes": (partial / name).stat().st_size, "digest": found} for name, found in digests.items()}
         files[FILES] = {"bytes": 0, "digest": _own_digest(files)}
-        _write(partial / FILES, json.dumps(files, indent=1))
+        _write(partial / _NEW_FILES, json.dumps(files, indent=1))
+        (partial / _NEW_FILES).rename(partial / FILES)  # at every moment one of them is whole
         if path.exists():  # the same step, done again after an older one was taken up
             _remove(path)
         partial.rename(path)
         _sync_directory(self.directory)
-        self.untidy = ""
-        try:  # it is there, whatever becomes of the rest
-            self._tidy(path.name)
-        except OSError as error:
-            self.untidy = f"{path} is complete, but what it replaces could not all be removed: {error}"
         return SavedCheckpoint(step, path)
 
     def _tidy(self, newest: str) -> None:
@@ -140,11 +167,11 @@ class CheckpointStore:
             target.mkdir(parents=True, exist_ok=True)
             shutil.move(saved.path, target / saved.path.name)  # it may be another file system
         if later:
-            self._point_to(_name(step))
+            self._point_to(name_of(step))
 
     def abandon(self, step: int) -> None:
         """Remove a directory that can't be finished."""
-        shutil.rmtree(self.directory / f"{_name(step)}.partial", ignore_errors=True)
+        shutil.rmtree(self.directory / f"{name_of(step)}.partial", ignore_errors=True)
         (self.directory / f"{LATEST}.new").unlink(missing_ok=True)
 
     def problems(self, saved: SavedCheckpoint, digests: Digests) -> list[str]:
@@ -224,6 +251,25 @@ def _own_digest(files: Mapping[str, Mapping[str, Any]]) -> str:
     return hashlib.sha256(listed.encode()).hexdigest()
 
 
+def _sizes(directory: Path) -> dict[str, int]:
+    """Return the size of every file below a directory, but of the list of them."""
+    files = (file for file in directory.rglob("*") if file.is_file())
+    sizes = {str(file.relative_to(directory)): file.stat().st_size for file in files}
+    return {name: size for name, size in sizes.items() if name not in (FILES, _NEW_FILES)}
+
+
+def _sealed_files(partial: Path, step: int) -> list[str]:
+    """Return the names of a sealed directory's files; [] where it is not sealed, or not all are as they were then."""
+    try:
+        listed = {name: entry["bytes"] for name, entry in json.loads((partial / FILES).read_text("utf-8")).items()}
+        listed.pop(FILES, None)  # it had its digests already
+        whole = bool(listed) and listed == _sizes(partial)
+        states = {name: json.loads((partial / name).read_text("utf-8")) for name in listed if name.endswith(".json")}
+        return sorted(listed) if whole and states[STATE]["step"] == step else []
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return []
+
+
 def _metric(saved: SavedCheckpoint, name: str) -> float | None:
     try:
         value = saved.state().get("metrics", {}).get(name)
@@ -245,7 +291,8 @@ def _remove(path: Path) -> None:
     shutil.rmtree(going)
 
 
-def _name(step: int) -> str:
+def name_of(step: int) -> str:
+    """Return the name of a step's checkpoint."""
     return f"step_{step:06d}"
 
 

@@ -1,5 +1,6 @@
 """Find where a run goes on: proved whole and agreed upon by all ranks, before a model is made."""
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,15 +9,17 @@ from typing import Any
 from spmd_rl.config.config import Config, ModelConfig
 from spmd_rl.config.loading import settings
 from spmd_rl.config.resume_policy import resume_problems
-from spmd_rl.data.digests import digests_of
+from spmd_rl.data.digests import UNREADABLE, digests_of
 from spmd_rl.distributed.gather import gather
 from spmd_rl.distributed.status import set_status
 from spmd_rl.distributed.world import World
 from spmd_rl.errors import refuse
-from spmd_rl.runlog.checkpoint_store import STATE, CheckpointStore, Digests, SavedCheckpoint, step_of
+from spmd_rl.runlog.checkpoint_store import STATE, CheckpointStore, Digests, SavedCheckpoint, name_of, step_of
 from spmd_rl.runlog.run_dir import CHECKPOINTS
 
 _EXAMPLE = f"a directory such as runs/mine/{CHECKPOINTS}/step_000012"
+_SEEN_SECONDS = 60.0
+"""Another node's view of a directory may be so old."""
 _WAY = "name another one, or take checkpoint.resume = never"
 
 
@@ -57,10 +60,11 @@ def _search(config: Config, run_dir: Path, world: World) -> tuple[Resumed | None
     digests = _shared(run_dir, world)
     notes: list[str] = []
     try:
+        notes += _adopt_sealed(own, digests, run_dir, world)
         goes_on = any(_by_this_command(saved, config, world) for saved in own.found()[-1:])
         if goes_on or resume == "auto":
             saved, problems = own.newest_whole(digests)
-            notes = [f"checkpoint.resume = {resume}: passed over, {problem}" for problem in problems]
+            notes += [f"checkpoint.resume = {resume}: passed over, {problem}" for problem in problems]
             if saved is not None and resume != "auto":
                 notes.append(f"checkpoint.resume = {resume}: so the run began; it goes on from what it has saved since")
             if saved is not None:
@@ -78,6 +82,30 @@ def _search(config: Config, run_dir: Path, world: World) -> tuple[Resumed | None
             "run a run.name or run.dir of its own"
         )
     return _checked(Resumed(saved, load == "weights", same_run), config), notes
+
+
+def _adopt_sealed(own: CheckpointStore, digests: Digests, run_dir: Path, world: World) -> list[str]:
+    """Complete what a run had sealed when it died: all ranks have written, only digests and name are missing.
+
+    Returns what there is to say about it.
+    """
+    notes = []
+    for step, names in gather(own.sealed() if world.rank == 0 else {}, world.payload)[0].items():
+        partial = own.directory / f"{name_of(step)}.partial"
+        found, outcome = digests(partial, names), ""
+        if world.rank == 0:
+            try:
+                if broken := next((f"{name}: {why}" for name, why in found.items() if why.startswith(UNREADABLE)), ""):
+                    raise OSError(broken)
+                own.adopt(step, found)
+            except OSError as error:
+                outcome = f"{partial} has all its files, and could not be completed: {error}"
+        outcome = gather(outcome, world.payload)[0]
+        notes.append(outcome or f"{own.directory / name_of(step)}: all its files were written when the run ended")
+        deadline = time.monotonic() + _SEEN_SECONDS
+        while not outcome and partial.exists() and time.monotonic() < deadline:  # a file system of several nodes
+            time.sleep(0.1)
+    return notes
 
 
 def _by_this_command(saved: SavedCheckpoint, config: Config, world: World) -> bool:

@@ -22,6 +22,7 @@ class OneRank:
 
     def __init__(self, size=MIB):
         self.size, self.expected, self.failed, self.asked = size, size, None, False
+        self.idle, self.written, self.hashed = True, True, True
 
     def checkpoint_bytes(self):
         return self.expected
@@ -34,9 +35,14 @@ class OneRank:
             self.failed = str(error)
 
     def checkpoint_progress(self, wait):
-        return True, self.failed, self.asked
+        assert self.idle, "the ranks are gone"
+        self.written |= wait
+        return self.written, self.failed, self.asked
 
     def checkpoint_digests(self, directory, names, wait):
+        assert self.idle, "the ranks are gone"
+        if not (self.hashed or wait):
+            return None
         return digests_of(Path(directory), names)
 
 
@@ -174,3 +180,50 @@ def test_a_rename_that_fails_leaves_the_older_one(disk, kept, monkeypatch):
     manager.maybe_save(3, {})
     manager.close()
     assert steps(disk) == ["step_000001", "step_000003"]
+
+
+@pytest.mark.parametrize(
+    ("written", "idle", "left"),
+    [
+        (False, True, "step_000001"),  # the ranks still answer, and are waited for
+        (False, False, "step_000001.partial"),
+        (True, True, "step_000001"),
+        (True, False, "step_000001"),  # all had written: rank 0 reads the files alone
+    ],
+)
+def test_a_run_that_fails_completes_what_is_written_and_nothing_else(disk, kept, written, idle, left):
+    manager, ranks, log = kept()
+    manager.maybe_save(1, {"prompts_taken": 8})
+    ranks.written, ranks.hashed = written, False
+    manager.advance()
+    ranks.idle = idle
+    manager.complete_while_failing()
+    assert steps(disk) == [left]
+    if left == "step_000001":
+        store = checkpoints.CheckpointStore(disk, CheckpointConfig())
+        saved, problems = store.newest_whole(digests_of)
+        assert problems == [] and saved.state()["loop"] == {"prompts_taken": 8}
+        assert "step 1 is saved" in log.read_text()
+
+
+@pytest.mark.parametrize("broken", ["gone", "rename"])
+def test_a_run_that_fails_raises_nothing_else_and_leaves_what_it_cannot_complete(disk, kept, monkeypatch, broken):
+    manager, ranks, log = kept()
+    ranks.hashed = False
+    manager.maybe_save(1, {})
+    manager.advance()
+    ranks.idle = False
+    if broken == "gone":
+        (disk / "step_000001.partial" / "part.bin").unlink()
+    else:
+        monkeypatch.setattr(Path, "rename", lambda self, target: (_ for _ in ()).throw(OSError("no more room")))
+    manager.complete_while_failing()
+    assert steps(disk) == ["step_000001.partial"]
+    manager.complete_while_failing()
+
+
+def test_a_run_that_fails_with_nothing_begun_asks_the_ranks_nothing(disk, kept):
+    manager, ranks, log = kept()
+    ranks.idle = False
+    manager.complete_while_failing()
+    assert steps(disk) == []

@@ -46,7 +46,7 @@ def test_an_unfinished_one_is_never_found_and_goes_with_the_next(tmp_path):
     assert steps(checkpoints) == [1, 3] and not partial.exists()
 
 
-@pytest.mark.parametrize("kept", range(7))
+@pytest.mark.parametrize("kept", range(10))
 def test_a_kill_at_any_moment_of_completing_leaves_a_whole_one(tmp_path, monkeypatch, kept):
     """The file system's calls succeed `kept` times, then the process is gone."""
     checkpoints = CheckpointStore(tmp_path, CheckpointConfig(keep_last=1))
@@ -70,10 +70,68 @@ def test_a_kill_at_any_moment_of_completing_leaves_a_whole_one(tmp_path, monkeyp
         except KeyboardInterrupt:
             pass
     again = CheckpointStore(tmp_path, CheckpointConfig(keep_last=1))
+    for step, names in again.sealed().items():
+        again.adopt(step, digests_of(tmp_path / f"step_{step:06d}.partial", names))
     found, problems = again.newest_whole(digests_of)
-    assert found is not None and problems == [] and found.step in (1, 2)
+    assert found is not None and problems == [] and found.step == (2 if kept else 1), "sealed by its last write"
     save(again, 3)
     assert steps(again) == [3] and not list(tmp_path.glob("*.partial"))
+
+
+def sealed(tmp_path):
+    """A store with a whole step 1, and step 2 as a run leaves it that dies when all ranks have written."""
+    checkpoints = CheckpointStore(tmp_path, CheckpointConfig(keep_last=1))
+    save(checkpoints, 1)
+    partial = checkpoints.begin(2, 100)
+    (partial / "weights").mkdir()
+    (partial / "weights" / "part.bin").write_bytes(os.urandom(1000))
+    (partial / "random_00000.json").write_text("{}")
+    checkpoints.seal(2, {"metrics": {}})
+    return checkpoints, partial
+
+
+def test_one_that_was_sealed_is_adopted_and_no_other_goes_for_it(tmp_path):
+    checkpoints, partial = sealed(tmp_path)
+    [(step, names)] = checkpoints.sealed().items()
+    assert step == 2 and names == ["random_00000.json", STATE, "weights/part.bin"]
+    saved = checkpoints.adopt(2, digests_of(partial, names))
+    assert checkpoints.problems(saved, digests_of) == [] and (tmp_path / LATEST).read_text() == "step_000002\n"
+    assert steps(checkpoints) == [1, 2] and checkpoints.sealed() == {}, "pruning waits for the next save"
+
+
+def harm(partial):
+    """By name: what a crash of the machine, or somebody, may do to a directory that was sealed."""
+    part, names = partial / "weights" / "part.bin", partial / FILES
+    return {
+        "a part is gone": part.unlink,
+        "a part is short": lambda: part.write_bytes(part.read_bytes()[:-1]),
+        "a part is empty": lambda: part.write_bytes(b""),
+        "a part that nobody listed": lambda: (partial / "weights" / "other.bin").write_bytes(b"x"),
+        "zeros for JSON": lambda: (partial / "random_00000.json").write_bytes(bytes(2)),
+        "half a list": lambda: names.write_text(names.read_text()[:-9]),
+        "no list": names.unlink,
+        "an empty list": lambda: names.write_text("{}"),
+        "another list": lambda: names.write_text("[1]"),
+        "no state": (partial / STATE).unlink,
+        "another step": lambda: partial.rename(partial.with_name("step_000003.partial")),
+        "its name is taken": partial.with_suffix("").mkdir,
+    }
+
+
+@pytest.mark.parametrize("what", list(harm(Path("step_000002.partial"))))
+def test_one_of_which_anything_is_missing_never_gets_a_name(tmp_path, what):
+    checkpoints, partial = sealed(tmp_path)
+    assert list(checkpoints.sealed()) == [2]
+    harm(partial)[what]()
+    assert checkpoints.sealed() == {}
+
+
+def test_one_that_was_never_sealed_never_gets_a_name(tmp_path):
+    checkpoints, partial = sealed(tmp_path)
+    other = checkpoints.begin(3, 100)
+    (other / "part.bin").write_bytes(b"whole, and nobody says so")
+    (other / STATE).write_text(json.dumps({"step": 3}))
+    assert checkpoints.sealed() == {}
 
 
 def test_what_is_kept_is_the_last_ones_every_nth_and_the_best(tmp_path):
