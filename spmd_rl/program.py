@@ -104,7 +104,8 @@ def run_rank(program: Program, started: Started) -> None:
 
         world = worlds.start(platform, config.run.collective_timeout_seconds)
         # A grader may take its time; only a deadline that was set is shorter.
-        least = 2 * config.reward.timeout_seconds if config.reward.rules else 0.0
+        longest = max(config.reward.timeout_seconds, config.reward.first_call_seconds)
+        least = 2 * longest if config.reward.rules else 0.0
         watch = None if config.hang.action == "off" else Watchdog(config.hang, world, program.directory, least)
         worker = program.build(Rank(platform, world, inputs, graders, applied))
     started()

@@ -35,6 +35,9 @@ class RewardConfig:
     file.py:function, or package.module:function, with options: --reward.rules acc 1 "overlong(buffer_tokens=512)" 1"""
     timeout_seconds: MayDiffer[PositiveFloat] = 10.0
     """A rule that takes longer for one sample is stopped; the sample's cause is then "timeout"."""
+    first_call_seconds: MayDiffer[PositiveFloat] = 60.0
+    """The first call of a rule in a grading process may take so long, where that is more than timeout_seconds: a model
+    that is loaded when it is first needed. A rule whose later calls are as slow has it no more."""
     workers: MayDiffer[PositiveInt] = 1
     """Grading processes per rank, for rules that take one sample; every other rule has one of its own."""
     batch: PositiveInt = 64

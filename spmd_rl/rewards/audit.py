@@ -57,7 +57,8 @@ def main(arguments: list[str] | None = None) -> int:
         against = _rules("--against", options.against)
         stored, skipped = read_samples(options.run, config.rollout.max_response_length)
         timeout = config.reward.timeout_seconds if options.timeout is None else options.timeout
-        limits = (options.workers, timeout, config.reward.memory_mib, config.reward.batch)
+        reward = config.reward
+        limits = (options.workers, timeout, reward.memory_mib, reward.batch, reward.first_call_seconds)
         new = score(stored, rules, *limits)
         old = score(stored, against, *limits) if against else [one.scored for one in stored]
     except ValueError as error:
@@ -99,10 +100,16 @@ def read_samples(run: Path, response_limit: int = 0) -> tuple[list[Stored], Coun
 
 
 def score(
-    stored: list[Stored], rules: dict[str, float], workers: int, timeout: float, memory_mib: int = 0, batch: int = 64
+    stored: list[Stored],
+    rules: dict[str, float],
+    workers: int,
+    timeout: float,
+    memory_mib: int = 0,
+    batch: int = 64,
+    first_call_seconds: float = 0.0,
 ) -> list[SampleReward]:
     """The samples' scores by `rules`, in their order."""
-    with GraderPool(rules, workers, timeout, memory_mib, batch) as pool:
+    with GraderPool(rules, workers, timeout, memory_mib, batch, first_call_seconds) as pool:
         for position, one in enumerate(stored):
             pool.submit(position, one.sample)
         scored = {score.id: score for score in pool.collect(block=True)}

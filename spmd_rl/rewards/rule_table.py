@@ -1,7 +1,8 @@
 """The reward rules by name; a user's own stand beside them by import path."""
 
 import inspect
-from collections.abc import Awaitable, Callable
+import sys
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 
 from spmd_rl.config.functions import FunctionTable
@@ -65,6 +66,32 @@ def foreign(rule: Rule) -> str:
             'sample.row.get("extra_info"))'
         )
     return ""
+
+
+def preparations(rules: Iterable[Rule]) -> list[Callable[[], object]]:
+    """Return what rules have done once before anything is graded, each function once.
+
+    That is a rule's own `prepare` (judge.prepare = load), else the function `prepare` of a user's module, where it can
+    be called without arguments.
+    """
+    found: list[Callable[[], object]] = []
+    for rule in rules:
+        function = rule.func if isinstance(rule, partial) else rule
+        prepare = getattr(rule, "prepare", None)
+        if prepare is None and not str(function.__module__).startswith("spmd_rl."):
+            prepare = getattr(sys.modules.get(function.__module__), "prepare", None)
+            prepare = prepare if callable(prepare) and _needs_nothing(prepare) else None
+        if prepare is not None and prepare not in found:
+            found.append(prepare)
+    return found
+
+
+def _needs_nothing(function: Callable) -> bool:
+    try:
+        inspect.signature(function).bind()
+    except (ValueError, TypeError):
+        return False
+    return True
 
 
 def is_async(rule: Rule) -> bool:

@@ -140,7 +140,8 @@ def start_graders(config: Config, prompt: Prompt, tokenizer: Any) -> GraderPool 
     if not reward.rules:  # reward models alone decide
         return NullPool()
     with doing("starts the graders"):
-        pool = GraderPool(reward.rules, reward.workers, reward.timeout_seconds, reward.memory_mib, reward.batch)
+        limits = (reward.timeout_seconds, reward.memory_mib, reward.batch, reward.first_call_seconds)
+        pool = GraderPool(reward.rules, reward.workers, *limits)
         rendered = decode(tokenizer, prompt.token_ids, special=True)
         try:
             pool.try_rules(of_answer(prompt, rendered, prompt.answer, limit=config.rollout.max_response_length))

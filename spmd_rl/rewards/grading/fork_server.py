@@ -13,8 +13,8 @@ import msgspec
 
 from spmd_rl.rewards.grading.grader_process import REPLY, REQUEST, Ready, Setup, frame, kill_group
 
-START_SECONDS = 120.0
-"""Limit for importing the rules."""
+START_SECONDS = 300.0
+"""Limit for importing the rules, and for what they `prepare`."""
 _ANSWER_SECONDS = 30.0
 """Limit for forking a process; it takes milliseconds."""
 
@@ -24,7 +24,7 @@ _PACKAGE_ROOT = str(Path(__file__).resolve().parents[3])
 class ForkServer:
     """The process that has imported the rules and forks graders."""
 
-    def __init__(self, rules: list[str], timeout_seconds: float, memory_mib: int):
+    def __init__(self, rules: list[str], memory_mib: int):
         self._rules = rules
         python_path = os.pathsep.join(filter(None, (_PACKAGE_ROOT, os.environ.get("PYTHONPATH"))))
         self._control, theirs = socket.socketpair()
@@ -44,7 +44,7 @@ class ForkServer:
                 env=os.environ | {"PYTHONPATH": python_path, "OMP_NUM_THREADS": "1"},
             )
         self._control.settimeout(_ANSWER_SECONDS)
-        self._control.sendall(frame(Setup(rules, sys.path, timeout_seconds, memory_mib)))
+        self._control.sendall(frame(Setup(rules, sys.path, memory_mib)))
 
     def ready(self, given_up: Callable[[], bool]) -> Ready:
         """Wait until it has imported the rules; a ValueError says why it can't."""
@@ -61,13 +61,13 @@ class ForkServer:
             if chunk == b"":
                 raise ValueError(
                     f"reward.rules = {self._rules}: a grader process {_how_ended(self._process.wait())} while it "
-                    "imported them; its own last words are above"
+                    "imported and prepared them; its own last words are above"
                 )
             data += chunk or b""
             if time.monotonic() > deadline or given_up():
                 raise ValueError(
-                    f"reward.rules = {self._rules}: a grader process was still importing them after "
-                    f"{START_SECONDS:.0f} s; a rule's module should do no work when it is imported"
+                    f"reward.rules = {self._rules}: a grader process was still importing and preparing them after "
+                    f"{START_SECONDS:.0f} s, which is all the time they have; make what takes longer beforehand"
                 )
         ready = msgspec.msgpack.decode(data[4:], type=Ready)
         if ready.error:

@@ -3,6 +3,8 @@
 import math
 import selectors
 import socket
+import time
+from collections import Counter
 
 from spmd_rl.rewards.grading.grader_process import Batch, frame
 from spmd_rl.rewards.grading.lanes import Lane, Task
@@ -16,6 +18,10 @@ class Grader:
         self.lane = lane
         self.tasks: dict[int, tuple[Task, float]] = {}
         """By sample: what it is working on and when that has to be done."""
+        self.answered: Counter[int] = Counter()
+        """By rule: how many of its calls have ended here."""
+        self.begun = 0.0
+        """When the call began that it is at."""
         self.ended = False
         self.due_since: float | None = None
         """When the process that it replaces should have been done."""
@@ -32,10 +38,11 @@ class Grader:
         """When the first of its samples has to be done; infinite for none."""
         return min((deadline for _, deadline in self.tasks.values()), default=math.inf)
 
-    def give(self, tasks: list[Task], deadline: float) -> None:
-        """Have it grade samples, in one call where there are several."""
+    def give(self, tasks: list[Task], deadline: float, seconds: float) -> None:
+        """Have it grade samples, in one call where there are several; `seconds`: what an asynchronous one may take."""
+        self.begun = self.begun if self.tasks else time.monotonic()
         self.tasks |= {task.id: (task, deadline) for task in tasks}
-        batch = Batch(self.lane.left(tasks[0]), [task.id for task in tasks], [task.sample for task in tasks])
+        batch = Batch(self.lane.left(tasks[0]), [task.id for task in tasks], [task.sample for task in tasks], seconds)
         self._outbox += frame(batch)
         self.flush()
 

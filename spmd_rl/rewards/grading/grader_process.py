@@ -25,13 +25,12 @@ import msgspec
 
 from spmd_rl.health.parent_death import die_with
 from spmd_rl.rewards.grade import RewardSample, as_grade
-from spmd_rl.rewards.rule_table import foreign, is_async, is_batched, resolve
+from spmd_rl.rewards.rule_table import foreign, is_async, is_batched, preparations, resolve
 
 
 class Setup(msgspec.Struct, array_like=True):
     rules: list[str]
     sys_path: list[str]
-    timeout_seconds: float
     memory_mib: int
     """0: no limit."""
 
@@ -50,6 +49,8 @@ class Batch(msgspec.Struct, array_like=True):
     ids: list[int]
     samples: list[msgspec.Raw]
     """RewardSamples; one, unless the rule takes several."""
+    seconds: float
+    """What a call of an asynchronous rule may take."""
 
 
 class GradingResult(msgspec.Struct, array_like=True):
@@ -92,8 +93,8 @@ def main() -> None:
     sys.path[:] = setup.sys_path
     try:
         rules = [resolve(name) for name in setup.rules]
-        for rule in rules:
-            getattr(rule, "prepare", _nothing)()
+        for prepare in preparations(rules):
+            prepare()
     except Exception as error:
         text = str(error) if isinstance(error, ValueError) else traceback.format_exc()
         control.sendall(frame(Ready(text)))
@@ -242,12 +243,14 @@ class _Grader:
         called, function = time.perf_counter(), self.rules[rule]
         samples = [self.samples.decode(raw) for raw in batch.samples]
         try:
-            async with asyncio.timeout(self.setup.timeout_seconds) as limit:
+            async with asyncio.timeout(batch.seconds) as limit:
                 values = list(await function(samples)) if self.batched[rule] else [await function(samples[0])]
         except BaseException:
             seconds = time.perf_counter() - called
             if len(batch.ids) > 1:
-                alone = [Batch([rule], [id], [raw]) for id, raw in zip(batch.ids, batch.samples, strict=True)]
+                alone = [
+                    Batch([rule], [id], [raw], batch.seconds) for id, raw in zip(batch.ids, batch.samples, strict=True)
+                ]
                 return [result for one in alone for result in await self._await_results(rule, one)]
             if limit.expired():
                 return [GradingResult(batch.ids[0], rule, seconds, cause="timeout")]
@@ -302,9 +305,6 @@ class _Grader:
             view = view[os.write(self.descriptor, view) :]
         if result.last:
             os._exit(1)
-
-
-def _nothing() -> None: ...
 
 
 def _read_frame(descriptor: int) -> bytes:

@@ -8,6 +8,7 @@ import msgspec
 from spmd_rl.data.tickets import SampleReward
 from spmd_rl.distributed.status import current_status, set_status
 from spmd_rl.rewards.grade import RewardSample
+from spmd_rl.rewards.grading.fork_server import START_SECONDS
 from spmd_rl.rewards.grading.lanes import Task
 from spmd_rl.rewards.grading.supervisor import Supervisor
 from spmd_rl.rewards.rule_table import SIGNATURE
@@ -26,6 +27,9 @@ class GraderPool:
     a rule gives, or correct or wrong by the reward's sign when none does. A rule that returns None does not apply to
     the sample: neither its weight nor its score counts.
 
+    The first call of a rule in a process may take `first_call_seconds`, where those are more, until it is known that it
+    needs no longer than others: it may load a model then.
+
     Rules that take one sample are graded by `workers` processes. A rule that takes a list of samples has a process of
     its own, which is given up to `batch` samples a call (the call has `timeout_seconds`); an asynchronous rule has one
     too, which works on up to `batch` samples at once.
@@ -41,6 +45,7 @@ class GraderPool:
         timeout_seconds: float = 10.0,
         memory_mib: int = 0,
         batch: int = 64,
+        first_call_seconds: float = 0.0,
     ) -> None:
         if not rules:
             raise ValueError(
@@ -55,7 +60,9 @@ class GraderPool:
         if batch < 1:
             raise ValueError(f"reward.batch = {batch}: a rule is given at least one sample; set it to 1 or more")
         self._rules = dict(rules)
-        self._supervisor = Supervisor(list(rules), workers, timeout_seconds, memory_mib, batch, self._keep_result)
+        self._supervisor = Supervisor(
+            list(rules), workers, timeout_seconds, memory_mib, batch, first_call_seconds, self._keep_result
+        )
         self._changed = threading.Condition()  # guards all that both threads touch, down to _closing
         self._submitted: list[Task] = []
         self._scored: list[SampleReward] = []
@@ -97,8 +104,9 @@ class GraderPool:
         text = "\n".join(failures.values())
         if scored.cause == "timeout":
             text += (
-                "\nA rule that loads something when it is first called has it loaded beforehand, without a limit, by a "
-                "function that is its `prepare`: judge.prepare = load. Or raise reward.timeout_seconds"
+                "\nA rule that loads something when it is first called has it loaded beforehand, once, and within "
+                f"{START_SECONDS:.0f} s, by a function `prepare()` of its module, or by one that is its own: "
+                "judge.prepare = load. Or raise reward.first_call_seconds, or reward.timeout_seconds for every call"
             )
         raise ValueError(
             f"reward.rules: {', '.join(failures)} failed on the first prompt's own answer, as would be done all the "

@@ -5,6 +5,7 @@ import math
 import selectors
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -22,6 +23,8 @@ _EXIT_SECONDS = 0.5
 _REPLACING_FRACTION = 0.05
 """Replacing a killed process is on the next sample's clock, up to this part of its time: hangs in a row cost a whole
 number of timeouts."""
+_TRIES = 3
+"""So many calls after a slow first one may take too long before the rule is taken to be as slow always."""
 _LOOP_SECONDS = 1.0
 """Asynchronous rules are stopped by their own event loop; so much later it is taken to be stuck."""
 
@@ -40,11 +43,20 @@ class Supervisor:
         timeout_seconds: float,
         memory_mib: int,
         batch: int,
+        first_call_seconds: float,
         on_result: Callable[[Task, float], None],
     ) -> None:
         self._rules = rules
         self._workers = workers
         self._timeout_seconds = timeout_seconds
+        self._first_call_seconds = max(first_call_seconds, timeout_seconds)
+        self._loads: dict[int, bool] = {}
+        """Rule -> it loads something in its first call in a process, which therefore takes longer than others; False:
+        its first call is as quick, or later ones are as slow."""
+        self._fast_later: set[int] = set()
+        """Rules that answered in time after their first call in a process."""
+        self._too_slow: Counter[int] = Counter()
+        """By rule: first or second calls in a process that took too long."""
         self._memory_mib = memory_mib
         self._batch = batch
         self._on_result = on_result
@@ -82,7 +94,7 @@ class Supervisor:
 
     def start(self, closing: Callable[[], bool]) -> None:
         """Import the rules and start the processes, unless `closing`; a ValueError says which rule can't be used."""
-        self._fork_server = ForkServer(self._rules, self._timeout_seconds, self._memory_mib)
+        self._fork_server = ForkServer(self._rules, self._memory_mib)
         ready = self._fork_server.ready(closing)
         self._lanes = lanes_of(ready.asynchronous, ready.batched, self._workers, self._batch)
         for lane in self._lanes:
@@ -153,12 +165,19 @@ class Supervisor:
         while tasks := grader.lane.take(len(grader.tasks)):
             late = time.monotonic() - grader.due_since if grader.due_since else 0.0
             grader.due_since = None
-            grader.give(tasks, self._deadline(grader.lane) - min(late, _REPLACING_FRACTION * self._timeout_seconds))
+            limit = self._limit(grader, grader.lane.left(tasks[0])[0])
+            late = min(late, _REPLACING_FRACTION * self._timeout_seconds)
+            grader.give(tasks, self._deadline(grader.lane, limit) - late, limit)
             if one_by_one:
                 return
 
-    def _deadline(self, lane: Lane) -> float:
-        return time.monotonic() + self._timeout_seconds + (_LOOP_SECONDS if lane.asynchronous else 0.0)
+    def _limit(self, grader: Grader, rule: int) -> float:
+        """Return how long a call may take: the first of a process may load what the rule needs."""
+        first = not grader.answered[rule] and self._loads.get(rule, True)
+        return self._first_call_seconds if first else self._timeout_seconds
+
+    def _deadline(self, lane: Lane, limit: float) -> float:
+        return time.monotonic() + limit + (_LOOP_SECONDS if lane.asynchronous else 0.0)
 
     def _seconds_to_next_deadline(self) -> float | None:
         deadline = min(grader.deadline for grader in self._graders)
@@ -185,15 +204,34 @@ class Supervisor:
             result.cause = "crash"
             self._log_once(name, "crash", f"rule {name!r} raised; the sample scores 0.0 by it\n{result.crash}")
         elif result.cause == "timeout" and grader.lane.asynchronous:
-            self._log_timeout(name, result.id)
+            self._log_timeout(name, result.id, self._limit(grader, result.rule))
         task, _ = grader.tasks.pop(result.id)
         task.results[result.rule] = result
+        if grader.lane.asynchronous or not grader.tasks:
+            self._learn_if_it_loads(grader, result)
         if not grader.lane.asynchronous:  # whatever comes next begins now
-            deadline = self._deadline(grader.lane)
-            if grader.lane.left(task):
+            left = grader.lane.left(task)
+            grader.begun = grader.begun if grader.tasks else time.monotonic()
+            deadline = self._deadline(grader.lane, self._limit(grader, (left or [result.rule])[0]))
+            if left:
                 grader.tasks[task.id] = (task, deadline)
             grader.tasks = {id: (other, deadline) for id, (other, _) in grader.tasks.items()}
         self._on_result(task, result.seconds)
+
+    def _learn_if_it_loads(self, grader: Grader, result: GradingResult) -> None:
+        """Take from a call that has ended whether its rule's first call in a process needs more time."""
+        rule = result.rule
+        if result.cause == "crash":
+            return
+        grader.answered[rule] += 1
+        if grader.answered[rule] > 1:
+            self._fast_later.add(rule)
+            return
+        slow = time.monotonic() - grader.begun > self._timeout_seconds and result.cause != "timeout"
+        if not slow:
+            self._loads.setdefault(rule, False)
+        elif self._too_slow[rule] < _TRIES:
+            self._loads[rule] = True
 
     def _bury(self, grader: Grader) -> None:
         """Replace a process that ended by itself: out of memory, a crash in C, os._exit."""
@@ -202,11 +240,11 @@ class Supervisor:
         if len(tasks) > 1:
             grader.lane.alone.extend(task for task, _ in tasks)
         elif tasks:
-            [(task, deadline)] = tasks
+            [(task, _)] = tasks
             rule = grader.lane.left(task)[0]
             name = self._rules[rule]
             self._log_once(name, "end", f"rule {name!r}: its process {ended}; the sample scores 0.0 by it")
-            seconds = max(0.0, time.monotonic() - deadline + self._timeout_seconds)
+            seconds = time.monotonic() - grader.begun
             self._cut_short(grader.lane, task, GradingResult(task.id, rule, seconds, cause="crash"))
 
     def _enforce_deadlines(self) -> None:
@@ -224,8 +262,14 @@ class Supervisor:
                 continue
             [task] = tasks
             rule = grader.lane.left(task)[0]
-            self._log_timeout(self._rules[rule], task.id)
-            self._cut_short(grader.lane, task, GradingResult(task.id, rule, self._timeout_seconds, cause="timeout"))
+            limit = self._limit(grader, rule)
+            if grader.answered[rule] <= 1 and rule not in self._fast_later:
+                # What it may have loaded did not make it fast enough; the sample may be to blame.
+                self._too_slow[rule] += 1
+                if not self._loads.get(rule) or self._too_slow[rule] == _TRIES:
+                    self._loads[rule] = False
+            self._log_timeout(self._rules[rule], task.id, limit)
+            self._cut_short(grader.lane, task, GradingResult(task.id, rule, limit, cause="timeout"))
 
     def _cut_short(self, lane: Lane, task: Task, result: GradingResult) -> None:
         """Give up on a task's current rule, whose process is gone; another process goes on with the next rule."""
@@ -234,11 +278,12 @@ class Supervisor:
             lane.waiting.appendleft(task)
         self._on_result(task, result.seconds)
 
-    def _log_timeout(self, name: str, sample: int) -> None:
+    def _log_timeout(self, name: str, sample: int, limit: float) -> None:
+        knob = "reward.first_call_seconds" if limit > self._timeout_seconds else "reward.timeout_seconds"
         self._log_once(
             name,
             "timeout",
-            f"rule {name!r} took longer than reward.timeout_seconds = {self._timeout_seconds:g} "
+            f"rule {name!r} took longer than {knob} = {limit:g} "
             f"on sample {sample} and was killed; the sample scores 0.0 by it",
         )
 

@@ -404,3 +404,117 @@ def test_hangs_in_c_and_in_sympy_cost_no_other_verdict(rules):
 def test_the_answer_that_was_found_comes_back_with_the_score():
     with GraderPool({"format": 0.5, "math_answer": 1.0}) as pool:
         assert [s.extracted for s in grade(pool, "So 7", "")] == ["7", None]
+
+
+LAZY = """
+import os, time
+from pathlib import Path
+LOG = Path(__file__).with_name("log")
+loaded, calls = False, 0
+
+def said(word):
+    with LOG.open("a") as log: log.write(f"{word} {os.getpid()}\\n")
+
+def load(seconds=1.2):
+    global loaded
+    if not loaded: said("loads"); time.sleep(seconds); loaded = True
+
+def lazy(sample):
+    load()
+    if sample.response == "hang": time.sleep(1000)
+    return 1.0
+
+def lazy_list(samples): return [lazy(sample) for sample in samples]
+
+async def lazy_later(sample):
+    load()
+    return 1.0
+
+def quick(sample):
+    if sample.response == "hang": time.sleep(1000)
+    return 1.0
+
+def always_slow(sample): time.sleep(1.2); return 1.0
+
+def hopeless(sample): time.sleep(1000)
+"""
+
+
+@pytest.fixture
+def lazy(tmp_path):
+    """function -> its name as a rule, of a file without `prepare`; and one with it."""
+    plain, prepared = tmp_path / "plain.py", tmp_path / "prepared.py"
+    plain.write_text(LAZY)
+    prepared.write_text(LAZY + "\ndef prepare(): load(2.0)\n")
+    return lambda function, module="plain": f"{tmp_path / module}.py:{function}"
+
+
+def seconds_of(act, *arguments):
+    started = time.monotonic()
+    return act(*arguments), time.monotonic() - started
+
+
+@pytest.mark.parametrize("rule", ["lazy", "lazy_list", "lazy_later"])
+def test_a_rule_that_loads_when_first_called_passes_the_trial_and_grades_in_every_new_process(lazy, rule):
+    with GraderPool({lazy(rule): 1.0}, 2, 0.5, batch=2, first_call_seconds=10.0) as pool:
+        pool.try_rules(RewardSample("q", "7", "7"))
+        assert [one.cause for one in grade(pool, *"abcdef")] == ["correct"] * 6
+        if rule == "lazy":  # what replaces a killed process loads again, and has the time for it
+            causes = [one.cause for one in grade(pool, "hang", *"abcd", "hang", *"abcd")]
+            assert causes == ["timeout", *["correct"] * 4] * 2
+
+
+def test_a_first_call_of_several_samples_may_load_too(lazy):
+    with GraderPool({lazy("lazy_list"): 1.0}, 1, 0.5, batch=4, first_call_seconds=10.0) as pool:
+        causes = [one.cause for one in grade(pool, *"abcd", "hang", *"efg")]
+    assert causes == ["correct"] * 4 + ["timeout"] + ["correct"] * 3
+
+
+def test_a_rule_that_loads_nothing_keeps_to_its_time_after_many_calls(lazy):
+    with GraderPool({lazy("quick"): 1.0}, 1, 0.3, first_call_seconds=60.0) as pool:
+        grade(pool, *"abcdefgh")
+        scored, seconds = seconds_of(grade, pool, "hang", "a", "hang", "hang", "b", "hang")
+    assert [one.cause for one in scored].count("timeout") == 4 and seconds < 10.0
+
+
+def test_a_first_call_that_hangs_costs_its_time_once_and_then_a_call_is_a_call(lazy, caplog):
+    with GraderPool({lazy("hopeless"): 1.0}, 1, 0.3, first_call_seconds=2.0) as pool:
+        scored, seconds = seconds_of(grade, pool, *"abcd")
+    assert [one.cause for one in scored] == ["timeout"] * 4 and 2.9 <= seconds < 6.0
+    assert "took longer than reward.first_call_seconds = 2" in caplog.text
+
+
+def test_a_rule_that_is_always_too_slow_ends_in_timeouts(lazy):
+    with GraderPool({lazy("always_slow"): 1.0}, 1, 0.3, first_call_seconds=10.0) as pool:
+        causes = [one.cause for one in grade(pool, *"abcdefghij")]
+    assert causes == ["correct", "timeout"] * 3 + ["timeout"] * 4, "the first might have loaded something"
+
+
+def test_a_rule_that_loads_nothing_has_no_longer_than_any_call_when_its_process_is_replaced(lazy):
+    with GraderPool({lazy("quick"): 1.0}, 1, 0.3, first_call_seconds=60.0) as pool:
+        pool.try_rules(RewardSample("q", "7", "7"))
+        scored, seconds = seconds_of(grade, pool, "hang", "hang", "hang")
+    assert [one.cause for one in scored] == ["timeout"] * 3 and seconds < 10.0
+
+
+@pytest.mark.parametrize("rules", [["lazy"], ["lazy", "quick"], ["lazy_list", "lazy"]])
+def test_a_modules_prepare_runs_once_for_all_processes_and_not_on_a_rules_clock(lazy, tmp_path, rules):
+    with GraderPool({lazy(rule, "prepared"): 1.0 for rule in rules}, 2, 0.5) as pool:
+        pool.try_rules(RewardSample("q", "7", "7"))
+        assert {one.cause for one in grade(pool, *"abcdef")} == {"correct"}
+    assert (tmp_path / "log").read_text().count("loads") == 1
+
+
+def test_a_rule_with_options_is_prepared_too_and_a_helper_that_needs_arguments_is_no_preparation(lazy, tmp_path):
+    path = tmp_path / "helper.py"
+    path.write_text("def prepare(text): raise KeyError\ndef judge(sample, scale: float = 1.0): return scale\n")
+    rules = {f"{path}:judge(scale=2)": 1.0, f"{lazy('lazy', 'prepared')}()": 1.0}
+    with GraderPool(rules, 1, 0.5) as pool:
+        assert [one.reward for one in grade(pool, "a")] == [3.0]
+
+
+def test_a_preparation_that_raises_is_told_with_its_traceback(tmp_path):
+    path = tmp_path / "broken.py"
+    path.write_text("def prepare(): raise OSError('no such model')\ndef judge(sample): return 1.0\n")
+    with pytest.raises(ValueError, match="in prepare.*\n.*\n?.*no such model"):
+        GraderPool({f"{path}:judge": 1.0})
