@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass
 
+from spmd_rl.rewards.math_equality.listed import listed
 from spmd_rl.rewards.math_equality.numbers import number_of, plain_number, read_number
 from spmd_rl.rewards.math_equality.spans import formula_around, is_list_of_numbers, western
 
@@ -54,7 +55,8 @@ class Found:
     place: str | None
     """Which of PLACES it stands in; None for one in `<answer>` tags that is marked in no other way."""
     joined: str | None = None
-    """Join the last box with those before it that it belongs to, `\\boxed{1} and \\boxed{2}`, with commas."""
+    """Join the last box with those before it that it belongs to, `\\boxed{1} and \\boxed{2}`, with commas; or the list
+    that the response ends in, with `or`."""
 
     @property
     def stated(self) -> bool:
@@ -80,7 +82,9 @@ def find_answer(response: str, numeric: bool, places: tuple[str, ...] = PLACES) 
     if markers:
         line = _first_formula_or_line(text[markers[-1].end() :].lstrip())
         answer = pick(_SUM_EQUALS.sub("", line, count=1), last=False) if numeric else line
-        if numeric and (whole := tidy(line.partition("=")[2] or line)):
+        if numeric and (items := listed(line, last=False)):
+            answer = " or ".join(items)
+        elif numeric and (whole := tidy(line.partition("=")[2] or line)):
             answer = whole if read_number(whole) or is_list_of_numbers(whole) else answer
         if answer:
             return Found(tidy(answer), "answer is" if re.search(_IS, markers[-1][0], re.IGNORECASE) else "answer:")
@@ -89,8 +93,10 @@ def find_answer(response: str, numeric: bool, places: tuple[str, ...] = PLACES) 
     end = text[-SEARCHED_CHARACTERS:].strip()
     if numeric and number_of(tidy(end)):
         return Found(tidy(end), None if tagged else "final")
-    answer = pick(end, last=True) if numeric else end
-    return Found(tidy(answer) if answer else None, None if tagged else "final")
+    items = listed(end, last=True)
+    joined = " or ".join(items) if items else None
+    answer = (joined or pick(end, last=True)) if numeric else end
+    return Found(tidy(answer) if answer else None, None if tagged else "final", joined)
 
 
 def boxes(text: str) -> tuple[str | None, str | None, int]:

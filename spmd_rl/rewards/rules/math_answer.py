@@ -75,6 +75,8 @@ def _judge(gold: str, response: str, places: tuple[str, ...]) -> tuple[Grade, bo
     if not same and found.joined:
         same = equal(gold, found.joined)
     if not same and not found.stated and not numeric:
+        if found.joined and any(equal(gold, item) for item in found.joined.split(" or ")):
+            return Grade(0.0, "wrong", found.joined), False  # one of several
         # The whole response, in which math-verify searches a formula.
         parsed = parse(found.text)
         if not parsed:

@@ -523,3 +523,80 @@ def test_a_choice_among_others_or_denied_is_none(response):
 def test_the_cases_of_users_are_judged_right(folder):
     for case in map(json.loads, data(f"../cases/{folder}/cases.jsonl").open(encoding="utf-8")):
         assert is_correct(case["gold"], case["response"]).correct is (case["should_be"] == "correct"), case
+
+
+@pytest.mark.parametrize(
+    "gold, response",
+    [
+        ("5", "So x = 3 or x = 5."),
+        ("3", "So x = 3 or x = 5."),
+        ("5", "So x = 3 and y = 5."),
+        ("5", "The solutions are 3 and 5."),
+        ("5", "The roots are 3, 5"),
+        ("5", "Thus $x = 3$ or $x = 5$."),
+        ("5", r"hence \(x=3\) or \(x=5\)"),
+        ("5", r"$x = 3 \text{ or } x = 5$"),
+        ("5", r"\[x = 3 \quad \text{or} \quad x = 5\]"),
+        ("5", "x = 3; y = 5"),
+        ("5", "x_1 = 3, x_2 = 5"),
+        ("5", "x=3\nor\nx=5"),
+        ("5", "either 3 or 5 works here"),
+        ("5", "**3** or **5**"),
+        ("5", "<answer>x = 3 or x = 5</answer>"),
+        ("7", "x = 2, 3, or 7"),
+        ("-3", "x = -1 or -3"),
+        ("10", "It costs $5 or $10."),
+        ("5%", "3% or 5%"),
+        ("1,000", "It is 10 or 1,000."),
+        ("1/2", "so x = -1/2 or x = 1/2"),
+        (r"\frac{1}{2}", r"x = \frac{1}{3} or x = \frac{1}{2}"),
+        (r"\sqrt{2}", r"So $x = \sqrt{3}$ or $x = \sqrt{2}$."),
+        ("5", "The answer is x = 5 or x = 3."),
+        ("3", "Answer: x = 3 or x = 5"),
+    ],
+)
+def test_one_of_several_answers_is_not_the_answer(gold, response):
+    assert is_correct(gold, response).cause == "wrong"
+
+
+@pytest.mark.parametrize(
+    "gold, response",
+    [
+        ("3, 5", "So x = 3 or x = 5."),
+        (r"\{3, 5\}", "So x = 5 or x = 3."),
+        ("3,5", "The solutions are 3 and 5."),
+        (r"\{3,5\}", "Thus $x = 3$ or $x = 5$."),
+        ("x=3, y=5", "So x = 3 and y = 5."),
+        ("3 and 5", "The answer is x = 3 or x = 5."),
+        ("-3, 3", "x = 3 or x = -3"),
+        (r"\frac{1}{2},\frac{1}{3}", r"x = \frac{1}{3} or x = \frac{1}{2}"),
+        (r"\sqrt{3}, \sqrt{2}", r"So $x = \sqrt{3}$ or $x = \sqrt{2}$."),
+    ],
+)
+def test_a_list_that_a_response_ends_in_is_read_as_one(gold, response):
+    assert is_correct(gold, response).cause == "correct"
+
+
+@pytest.mark.parametrize(
+    "gold, response",
+    [
+        ("8", "We add 3 and 5 to get 8."),
+        ("8", "The sum of 3 and 5 is 8"),
+        ("7", "From 3 + 4 we have 3 and 4 = 7"),
+        ("3", "x^2 - 8x + 15 = 0, x = 3"),
+        ("3", "y = 2x + 1 and x = 3"),
+        ("3", "So x^2 = 9 and x = 3."),
+        ("9", "x = 4 and x + y = 9"),
+        ("40", "In 2020, 40 people came"),
+        ("70", "There are 30 boys, so 70 girls."),
+        ("12", "so there are 60 / 5 = 12 groups of 5 people and 12 lollipops given away"),
+        ("190", "This translates into $30 + $160 or $190"),
+        ("60", "That means she saved $210 / $350 = 0.60 or 60% off on the dress."),
+        ("1/2", "p = 1/2 or 0.5"),
+        ("1234", "so 1,234"),
+        ("8", "The answer is 8, 3 of them red"),
+        ("18", "The answer is $18 a day, or 126 a week."),
+    ],
+)
+def test_numbers_beside_the_answer_make_no_list_of_it(gold, response):
+    assert is_correct(gold, response).cause == "correct"
