@@ -209,3 +209,12 @@ def test_one_that_cannot_be_completed_is_said_and_the_older_one_is_taken_up(run_
     monkeypatch.setattr(CheckpointStore, "_give_name", lambda *_: (_ for _ in ()).throw(OSError("read-only")))
     found, notes = resumed(run_dir)
     assert found.saved.step == 3 and "could not be completed: read-only" in notes[0]
+
+
+@pytest.mark.parametrize("rules", [{}, {"exact": 1.0}, {"math_answer": 1.0, "format": 0.1}])
+def test_a_run_with_rules_of_its_own_goes_on_and_not_with_others(tmp_path, rules):
+    own = told(reward=dataclasses.replace(CONFIG.reward, rules=rules))
+    write(CheckpointStore(tmp_path / "checkpoints", CheckpointConfig()), 1, settings=settings(own))
+    assert resume_point(own, tmp_path, alone())[0].saved.step == 1
+    with pytest.raises(ValueError, match="reward.rules"):
+        resumed(tmp_path)

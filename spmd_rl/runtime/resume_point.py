@@ -9,6 +9,7 @@ from typing import Any
 from spmd_rl.config.config import Config, ModelConfig
 from spmd_rl.config.loading import settings
 from spmd_rl.config.resume_policy import resume_problems
+from spmd_rl.config.reward_config import RewardConfig
 from spmd_rl.data.digests import UNREADABLE, digests_of
 from spmd_rl.distributed.gather import gather
 from spmd_rl.distributed.status import set_status
@@ -141,7 +142,8 @@ def _checked(found: Resumed, config: Config) -> Resumed:
 
 def _settings(saved: SavedCheckpoint) -> dict[str, Any]:
     """Return what it was saved with; a setting that there was not yet was as it is by default."""
-    return settings(Config(ModelConfig(""))) | _read(saved, "settings", dict)
+    by_default = Config(ModelConfig(""), reward=RewardConfig(rules={}))  # rules that were not named were none
+    return settings(by_default) | _read(saved, "settings", dict)
 
 
 def _read(saved: SavedCheckpoint, name: str, kind: type) -> Any:
