@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from spmd.server import server
+from spmd.server import Server
 from spmd_rl.testing.launcher import ROOT
 
 __all__ = ("ROOT", "arguments", "end_megatron", "join", "ready", "report", "run_ranks")
@@ -15,7 +15,8 @@ __all__ = ("ROOT", "arguments", "end_megatron", "join", "ready", "report", "run_
 
 def run_ranks(module: str, ranks: int, arguments: dict, timeout_seconds: float = 600) -> list[dict]:
     """Have so many ranks call `module.main()`, which calls `report(...)` once. Returns the reports in rank order."""
-    return server(ranks).run(module, arguments, timeout_seconds)
+    with Server(ranks) as server:
+        return server.run(module, arguments, timeout_seconds)
 
 
 def arguments() -> dict:

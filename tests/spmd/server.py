@@ -1,11 +1,9 @@
-"""Serve all tests of a session with one torchrun a number of ranks: importing torch, Megatron and vLLM is most of
-what a short test would cost.
+"""Ranks under torchrun that do one job after another for the tests.
 
 A job is a module with a `main()` that every rank calls (see spmd/ranks.py). A job that fails or takes too long is named
 with the end of what its ranks said, and its server is replaced.
 """
 
-import atexit
 import importlib
 import json
 import os
@@ -17,6 +15,7 @@ import tempfile
 import time
 import traceback
 from pathlib import Path
+from typing import Self
 
 from spmd_rl.testing.launcher import ROOT, environment, torchrun
 
@@ -40,6 +39,13 @@ class Server:
                 stderr=subprocess.STDOUT,
             )
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
     def run(self, module: str, arguments: dict, timeout_seconds: float) -> list[dict]:
         """Have every rank call `module.main()`. Returns their reports in rank order."""
         job = self.directory / f"job_{self.jobs}"
@@ -57,7 +63,6 @@ class Server:
                 missing = [rank for rank, path in enumerate(done) if not path.exists()]
                 self.stop()
                 said = self.said.read_bytes()[begin:].decode(errors="replace")
-                shutil.rmtree(self.directory, ignore_errors=True)
                 why = f"did not end within {timeout_seconds:g} s" if late else "failed"
                 raise AssertionError(f"{module} on {self.ranks} ranks {why}, on ranks {missing}:\n{said[-8000:]}")
         return [json.loads((job / f"rank{rank}.json").read_text()) for rank in range(self.ranks)]
@@ -71,26 +76,6 @@ class Server:
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
-
-
-_servers: dict[int, Server] = {}
-
-
-def server(ranks: int) -> Server:
-    """Return the server of so many ranks; start it where there is none, or the last one has ended."""
-    found = _servers.get(ranks)
-    if found is None or found.process.poll() is not None:
-        found = _servers[ranks] = Server(ranks)
-    return found
-
-
-@atexit.register
-def stop_all() -> None:
-    """End all servers."""
-    while _servers:
-        _, ended = _servers.popitem()
-        ended.stop()
-        shutil.rmtree(ended.directory, ignore_errors=True)
 
 
 def _write(path: Path, text: str) -> None:
