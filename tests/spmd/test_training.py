@@ -292,13 +292,6 @@ def start(request, models, huggingface, scorers, tmp_path_factory):
     return named, scoring, reports
 
 
-def test_the_process_groups_of_a_layout_and_their_threads_end_with_it(start):
-    named, _, reports = start
-    for report in reports:
-        threads = report["threads"][: len(named)]
-        assert max(threads) <= 2 * threads[0], threads
-
-
 def test_every_layout_has_the_log_probabilities_and_gradient_of_huggingface(start, huggingface):
     named, _, reports = start
     losses: dict[str, dict[str, float]] = {}
