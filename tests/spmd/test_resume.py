@@ -51,9 +51,7 @@ def again(storm, name, *more, ask_after: str = "") -> tuple[int, str]:
     `ask_after`: the beginning of a line, after which a rank is asked to save and end.
     """
     saved = storm.undisturbed / "checkpoints" / f"step_{oldest_saved(storm):06d}"
-    arguments = chaos.settings(
-        storm.root / "model", storm.root / name, STEPS, ["--checkpoint.resume", str(saved), *more]
-    )
+    arguments = chaos.settings(storm.root, storm.root / name, STEPS, ["--checkpoint.resume", str(saved), *more])
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m"]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     run = subprocess.Popen(
@@ -96,7 +94,7 @@ def test_another_layout_takes_up_a_checkpoint_and_a_rank_that_is_asked_to_end_sa
 
 
 def test_verify_resume_says_of_a_users_run_that_it_goes_on_exactly(storm):
-    settings = chaos.settings(storm.root / "model", storm.root / "mine", 50, [])
+    settings = chaos.settings(storm.root, storm.root / "mine", 50, [])
     options = ["--dir", str(storm.root / "verify"), "--steps", "4", "--by-hand"]
     done = subprocess.run(
         [sys.executable, "-m", "spmd_rl.verify_resume", *options, *settings],
