@@ -1,7 +1,7 @@
 """Ranks under torchrun that do one job after another for the tests.
 
 A job is a module with a `main()` that every rank calls (see spmd/ranks.py). A job that fails or takes too long is named
-with the end of what its ranks said, and its server is replaced.
+with the end of what its ranks said.
 """
 
 import importlib
