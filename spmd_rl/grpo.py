@@ -1,6 +1,6 @@
 """Group Relative Policy Optimization: `torchrun --nproc_per_node 2 -m spmd_rl.grpo --config FILE`."""
 
-from spmd_rl.algorithms.table import find_advantage, find_curation, find_reduction
+from spmd_rl.algorithms.table import compares_with_greedy, find_advantage, find_curation, find_reduction
 from spmd_rl.config.config import Config
 from spmd_rl.config.names import Phase
 from spmd_rl.controller.session import Session
@@ -10,13 +10,15 @@ from spmd_rl.program import main
 def run_grpo(config: Config, session: Session) -> None:
     """Train by Group Relative Policy Optimization (https://arxiv.org/abs/2402.03300)."""
     algorithm = config.algorithm
-    estimate, curate, reduce = find_advantage(algorithm), find_curation(algorithm), find_reduction(algorithm)
+    estimate, curate = find_advantage(algorithm), find_curation(algorithm)
+    reduce = find_reduction(algorithm, config.rollout.max_response_length)
     for step in session.steps():  # from where the run goes on; evaluates, saves and logs around each step
         with step.rollout() as rollout:  # vLLM holds the device inside, with the policy's weights
             samples = rollout.generate()
-        batch = step.reward(samples)  # rules graded as sequences ended, reward models score now
+            greedy = rollout.generate_greedy() if compares_with_greedy(algorithm) else []
+        batch = step.reward(samples, greedy)  # rules graded as sequences ended, reward models score now
         with step.timed(Phase.ADVANTAGE):
-            advantages = estimate(batch.groups, batch.rewards)
+            advantages = estimate(batch.groups, batch.rewards, tokens=batch.loss_tokens, baselines=batch.baselines)
             batch.keep(curate(batch.groups, batch.rewards))
         step.exchange(batch)  # one all-to-all of tokens to balanced, packed micro-batches
         step.score("policy", when=step.off_policy)  # the ratio needs the policy before the first mini-batch

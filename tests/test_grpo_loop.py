@@ -46,6 +46,7 @@ class RecordingRanks:
     learned: list[dict] = field(default_factory=list)
     generated: list[tuple] = field(default_factory=list)
     consistency: list[bool] = field(default_factory=list)
+    temperatures: list[float] = field(default_factory=list)
     fields: dict[str, dict[int, float]] = field(default_factory=dict)
 
     @contextmanager
@@ -61,6 +62,7 @@ class RecordingRanks:
     ) -> tuple[list[Ticket], dict[str, float]]:
         self.told.append(f"generate {split}")
         self.generated.append((split, tuple(rows), step, samples_per_prompt))
+        self.temperatures.append(sampling.temperature)
         self.step = step
         first_group = first_id // samples_per_prompt
         tickets = [
@@ -311,6 +313,28 @@ def test_a_sample_is_compared_with_both_engines_every_few_steps(drive):
 
 def test_a_few_samples_are_written_down_after_the_update(drive):
     assert drive(run={"samples_logged": 2}).told() == [*ROLLOUT, "exchange", *PUT, "learn", "conversations", *END]
+
+
+def test_remax_compares_each_sample_with_the_greedy_response_to_its_prompt(drive):
+    # Samples 0 to 7 are of four prompts; 8 to 11 are the greedy responses to them.
+    rewards = {1: 1.0, 2: 1.0, 8: 0.5, 11: 2.0}
+    driven = drive(lambda step, sample: rewards.get(sample, 0.0), algorithm={"advantage": "remax"})
+    greedy = ["to_rollout", "generate train", "generate train", "to_training", "rewards"]
+    assert driven.told() == [*greedy, "exchange", *PUT, "learn", *END]
+    assert [(rows, samples) for _, rows, _, samples in driven.ranks.generated] == [((0, 1, 2, 3), 2), ((0, 1, 2, 3), 1)]
+    assert driven.ranks.temperatures == [1.0, 0.0]
+    (learned,) = driven.ranks.learned
+    assert learned["ids"] == list(range(8))
+    assert learned["advantages"] == [-0.5, 0.5, 1.0, 0.0, 0.0, 0.0, -2.0, -2.0]
+    assert driven.rows[0]["grpo/baseline/max"] == 2.0 and driven.rows[0]["grpo/rewards/max"] == 1.0
+
+
+def test_one_sample_a_prompt_is_enough_where_nothing_is_compared_within_a_group(drive):
+    algorithm = {"advantage": "reinforce_plus_plus", "samples_per_prompt": 1, "std_epsilon": 0.0}
+    driven = drive(lambda step, sample: float(sample % 2), algorithm=algorithm)
+    (learned,) = driven.ranks.learned
+    spread = (11 / 12) ** 0.5  # of twelve tokens, half with 0 and half with 1
+    assert learned["advantages"] == pytest.approx([-spread, spread] * 2)
 
 
 def run_reinforce(config, session):

@@ -43,3 +43,65 @@ def group_advantages(
         for i in members:
             advantages[i] = (rewards[i] - mean) / scale
     return advantages
+
+
+def dr_grpo_advantages(groups: Sequence[int], rewards: Sequence[float]) -> list[float]:
+    """Return each sample's reward less its group's mean: Dr. GRPO (https://arxiv.org/abs/2503.20783, section 3.2)."""
+    return group_advantages(groups, rewards, normalize_std=False)
+
+
+def rloo_advantages(groups: Sequence[int], rewards: Sequence[float]) -> list[float]:
+    """Return each sample's reward less the mean of its group's others: REINFORCE leave-one-out
+    (https://arxiv.org/abs/2402.14740, section 3.3).
+
+    It is n / (n - 1) times the distance to the group's mean. A group of one sample gets 0.0.
+    """
+    advantages = group_advantages(groups, rewards, normalize_std=False)
+    for members in samples_by_group(groups).values():
+        for i in members if len(members) > 1 else ():
+            advantages[i] *= len(members) / (len(members) - 1)
+    return advantages
+
+
+def remax_advantages(groups: Sequence[int], rewards: Sequence[float], baselines: Sequence[float]) -> list[float]:
+    """Return each sample's reward less that of the greedy response to its prompt: ReMax
+    (https://arxiv.org/abs/2310.10505, algorithm 2). `baselines[i]`: of the prompt of sample i."""
+    return [reward - baseline for reward, baseline in zip(rewards, baselines, strict=True)]
+
+
+def reinforce_plus_plus_advantages(
+    groups: Sequence[int], rewards: Sequence[float], tokens: Sequence[int], std_epsilon: float = 1e-6
+) -> list[float]:
+    """Return the rewards whitened over all tokens of the step: REINFORCE++ (https://arxiv.org/abs/2501.03262).
+
+    `tokens[i]`: loss tokens of sample i, each of which has the sample's reward as its return (discount 1).
+    """
+    return whitened(rewards, tokens, std_epsilon)
+
+
+def reinforce_plus_plus_baseline_advantages(
+    groups: Sequence[int], rewards: Sequence[float], tokens: Sequence[int], std_epsilon: float = 1e-6
+) -> list[float]:
+    """Return each sample's reward less its group's mean, whitened over all tokens of the step: REINFORCE++-baseline
+    (https://arxiv.org/abs/2501.03262)."""
+    return whitened(group_advantages(groups, rewards, normalize_std=False), tokens, std_epsilon)
+
+
+def whitened(values: Sequence[float], tokens: Sequence[int], std_epsilon: float) -> list[float]:
+    """Return (value - mean) / (std + std_epsilon), each value counted once a token; the variance is that with n - 1.
+
+    Exactly 0.0 where all values are equal.
+    """
+    counted = [value for value, count in zip(values, tokens, strict=True) if count]
+    if not counted or min(counted) == max(counted):
+        return [0.0] * len(values)
+    total = sum(tokens)
+    mean = math.fsum(value * count for value, count in zip(values, tokens, strict=True)) / total
+    squares = math.fsum((value - mean) ** 2 * count for value, count in zip(values, tokens, strict=True))
+    scale = math.sqrt(squares / (total - 1)) + std_epsilon
+    return [(value - mean) / scale for value in values]
+
+
+def clipped_advantages(advantages: Sequence[float], bound: float) -> list[float]:
+    """Return the advantages in [-bound, bound]."""
+    return [min(max(advantage, -bound), bound) for advantage in advantages]

@@ -21,3 +21,17 @@ def sequence_mean(loss_tokens: Sequence[int]) -> list[float]:
     group, which is the same number when all groups are of one size)."""
     samples = sum(tokens > 0 for tokens in loss_tokens)
     return [1.0 / (samples * tokens) if tokens else 0.0 for tokens in loss_tokens]
+
+
+def sequence_sum(loss_tokens: Sequence[int]) -> list[float]:
+    """Average over samples each sample's sum: the gradient of a sample as one action (RLOO,
+    https://arxiv.org/abs/2402.14740; ReMax)."""
+    samples = sum(tokens > 0 for tokens in loss_tokens)
+    return [1.0 / samples if tokens else 0.0 for tokens in loss_tokens]
+
+
+def fixed_length(loss_tokens: Sequence[int], max_response_length: int) -> list[float]:
+    """Average over samples each sample's sum divided by one length for all, the longest there can be, so that a token
+    weighs the same in a short response and a long one, and in every step (Dr. GRPO, https://arxiv.org/abs/2503.20783,
+    section 3.2)."""
+    return [weight / max_response_length for weight in sequence_sum(loss_tokens)]

@@ -7,9 +7,17 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from spmd_rl.algorithms.advantage import group_advantages
+from spmd_rl.algorithms.advantage import (
+    clipped_advantages,
+    dr_grpo_advantages,
+    group_advantages,
+    reinforce_plus_plus_advantages,
+    reinforce_plus_plus_baseline_advantages,
+    remax_advantages,
+    rloo_advantages,
+)
 from spmd_rl.algorithms.curation import all_samples, teaching_samples
-from spmd_rl.algorithms.reduce import sequence_mean, token_mean
+from spmd_rl.algorithms.reduce import fixed_length, sequence_mean, sequence_sum, token_mean
 from spmd_rl.config.config import AlgorithmConfig
 from spmd_rl.config.functions import FunctionTable
 from spmd_rl.errors import Problem
@@ -17,35 +25,90 @@ from spmd_rl.errors import Problem
 if TYPE_CHECKING:
     from torch import Tensor
 
-Advantage = Callable[[Sequence[int], Sequence[float]], list[float]]
-"""(groups, rewards) of all samples -> the advantage of each sample's tokens; may take normalize_std, std_epsilon."""
+Advantage = Callable[..., list[float]]
+"""(groups, rewards) of all samples -> the advantage of each sample's tokens; may take OF_SAMPLES by name, and the
+settings normalize_std and std_epsilon."""
+OF_SAMPLES = ("tokens", "baselines")
+"""What else an advantage may be given of each sample: its loss tokens, and the reward of a greedy response."""
 Curation = Callable[[Sequence[int], Sequence[float]], list[bool]]
 """(groups, rewards) of all samples -> which to train on."""
 Reduction = Callable[[Sequence[int]], list[float]]
-"""Trained tokens of each sample of a mini-batch -> the weight of each of these tokens in its loss."""
-Loss = Callable[["Tensor", "Tensor", "Tensor", "Tensor | None", "Tensor | None"], tuple["Tensor", dict[str, "Tensor"]]]
+"""Trained tokens of each sample of a mini-batch -> the weight of each of these tokens in its loss; may take
+max_response_length."""
+Loss = Callable[..., tuple["Tensor", dict[str, "Tensor"]]]
 """(logprobs, old_logprobs, advantages, reference_logprobs, entropy), each [N] over response tokens -> the loss [N] and
-its parts [N] for the log; may take LOSS_SETTINGS. See policy_loss.token_loss."""
+its parts [N] for the log; may take `lengths`, the tokens of each sample, and LOSS_SETTINGS. See
+policy_loss.token_loss."""
+Correction = Callable[["Tensor", "Tensor", Sequence[int]], tuple["Tensor", "Tensor"]]
+"""(policy_logprobs, rollout_logprobs, lengths) -> weights [N], and where they were bounded. See correction.py."""
 
 ADVANTAGES: FunctionTable[Advantage] = FunctionTable(
-    "algorithm.advantage", "advantage", {"grpo": group_advantages}, arguments=2
+    "algorithm.advantage",
+    "advantage",
+    {
+        "grpo": group_advantages,
+        "group_norm": group_advantages,
+        "dr_grpo": dr_grpo_advantages,
+        "rloo": rloo_advantages,
+        "reinforce_plus_plus": reinforce_plus_plus_advantages,
+        "reinforce_plus_plus_baseline": reinforce_plus_plus_baseline_advantages,
+        "remax": remax_advantages,
+    },
+    arguments=2,
 )
 CURATIONS: FunctionTable[Curation] = FunctionTable(
     "algorithm.curation", "curation", {"all": all_samples, "teaching": teaching_samples}, arguments=2
 )
 REDUCTIONS: FunctionTable[Reduction] = FunctionTable(
-    "algorithm.loss_reduction", "reduction", {"token_mean": token_mean, "sequence_mean": sequence_mean}, arguments=1
+    "algorithm.loss_reduction",
+    "reduction",
+    {
+        "token_mean": token_mean,
+        "sequence_mean": sequence_mean,
+        "sequence_sum": sequence_sum,
+        "fixed_length": fixed_length,
+    },
+    arguments=1,
 )
+_LOSS, _CORRECTION = "spmd_rl.algorithms.policy_loss", "spmd_rl.algorithms.correction"
 LOSSES: FunctionTable[Loss] = FunctionTable(
-    "algorithm.loss", "loss", {"grpo": "spmd_rl.algorithms.policy_loss:token_loss"}, arguments=5
+    "algorithm.loss",
+    "loss",
+    {"grpo": f"{_LOSS}:token_loss"} | {n: f"{_LOSS}:{n}_loss" for n in ("dual_clip", "gspo", "rloo", "cispo")},
+    arguments=5,
 )
-LOSS_SETTINGS = ("clip_low", "clip_high", "kl_coefficient", "kl_estimator", "entropy_coefficient")
+LOSS_SETTINGS = ("clip_low", "clip_high", "clip_dual", "kl_coefficient", "kl_estimator", "entropy_coefficient")
+CORRECTIONS: FunctionTable[Correction] = FunctionTable(
+    "algorithm.correction",
+    "correction",
+    {"off": f"{_CORRECTION}:no_correction"}
+    | {
+        name: f"{_CORRECTION}:{name}"
+        for name in ("token_truncate", "sequence_truncate", "token_mask", "sequence_mask", "geometric_mask")
+    },
+    arguments=3,
+)
 
 
 def find_advantage(algorithm: AlgorithmConfig) -> Advantage:
-    """Return what estimates advantages; like those below, it raises ValueError for other than a number a sample."""
+    """Return what estimates advantages from groups and rewards, and OF_SAMPLES by name, of which it takes what it asks
+    for; like those below, it raises ValueError for other than a number a sample."""
     settings = {"normalize_std": algorithm.normalize_std, "std_epsilon": algorithm.std_epsilon}
-    return _checked(ADVANTAGES, algorithm.advantage, **settings)
+    estimate = _checked(ADVANTAGES, algorithm.advantage, **settings)
+    asked = ADVANTAGES.parameters(algorithm.advantage)
+    bound = algorithm.advantage_clip
+
+    def advantages(groups: Sequence[int], rewards: Sequence[float], **of_samples: Sequence[float]) -> list[float]:
+        given = {name: of_samples[name] for name in OF_SAMPLES if name in asked and name in of_samples}
+        found = estimate(groups, rewards, **given)
+        return found if bound is None else clipped_advantages(found, bound)
+
+    return advantages
+
+
+def compares_with_greedy(algorithm: AlgorithmConfig) -> bool:
+    """Return whether the advantage compares samples with a greedy response to their prompt."""
+    return "baselines" in ADVANTAGES.parameters(algorithm.advantage)
 
 
 def find_curation(algorithm: AlgorithmConfig) -> Curation:
@@ -53,20 +116,25 @@ def find_curation(algorithm: AlgorithmConfig) -> Curation:
     return _checked(CURATIONS, "teaching" if algorithm.drop_uniform_groups else algorithm.curation)
 
 
-def find_reduction(algorithm: AlgorithmConfig) -> Reduction:
+def find_reduction(algorithm: AlgorithmConfig, max_response_length: int) -> Reduction:
     """Return what weighs tokens in the loss."""
-    return _checked(REDUCTIONS, algorithm.loss_reduction)
+    return _checked(REDUCTIONS, algorithm.loss_reduction, max_response_length=max_response_length)
 
 
 def find_loss(algorithm: AlgorithmConfig) -> Loss:
-    """Return what computes the loss at each response token; this imports torch."""
+    """Return what computes the loss at each response token; this imports torch, as the next does."""
     return LOSSES.find(algorithm.loss, **{name: getattr(algorithm, name) for name in LOSS_SETTINGS})
+
+
+def find_correction(algorithm: AlgorithmConfig) -> Correction:
+    """Return what weighs tokens for the gap between the policy that wrote them and the one that learns."""
+    return CORRECTIONS.find(algorithm.correction)
 
 
 def unknown_algorithms(algorithm: AlgorithmConfig) -> list[Problem]:
     """Return what is wrong with names that nothing has; no function of the user's is imported."""
     chosen = (ADVANTAGES, algorithm.advantage), (CURATIONS, algorithm.curation)
-    chosen += (REDUCTIONS, algorithm.loss_reduction), (LOSSES, algorithm.loss)
+    chosen += (REDUCTIONS, algorithm.loss_reduction), (LOSSES, algorithm.loss), (CORRECTIONS, algorithm.correction)
     problems = [problem for table, name in chosen for problem in table.unknown(name)]
     if algorithm.drop_uniform_groups and algorithm.curation not in ("all", "teaching"):
         met, way = "algorithm.drop_uniform_groups = true is the curation `teaching`", "leave one of the two out"
@@ -79,20 +147,22 @@ def try_algorithms(algorithm: AlgorithmConfig) -> None:
 
     Raises ValueError that says the setting, what was tried, and why it can't be used.
     """
-    for find in (find_advantage, find_curation):
-        find(algorithm)([0, 0, 1, 1], [0.0, 1.0, 0.5, 0.5])
-    find_reduction(algorithm)([1, 2, 3, 4])
+    groups, rewards = [0, 0, 1, 1], [0.0, 1.0, 0.5, 0.5]
+    find_advantage(algorithm)(groups, rewards, tokens=[1, 2, 3, 4], baselines=rewards)
+    find_curation(algorithm)(groups, rewards)
+    find_reduction(algorithm, 4)([1, 2, 3, 4])
     find_loss(algorithm)
+    find_correction(algorithm)
 
 
 def _checked(table: FunctionTable[Any], name: str, **settings: Any) -> Callable[..., list[Any]]:
     """Return the function of that name; it raises ValueError when an answer is not a finite number for each sample."""
     function = table.find(name, **settings)
 
-    def checked(*columns: Sequence[float]) -> list[float]:
+    def checked(*columns: Sequence[float], **more: Sequence[float]) -> list[float]:
         tried = f"gave it {len(columns[-1])} samples"
         try:
-            found = function(*columns)
+            found = function(*columns, **more)
             numbers = [float(number) for number in found]
         except Exception as error:
             raise table.unusable(name, tried, f"{type(error).__name__}: {error}") from error

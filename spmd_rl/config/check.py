@@ -4,6 +4,7 @@ import importlib.util
 import math
 from pathlib import Path
 
+from spmd_rl.config.check_algorithm import algorithm_notes, algorithm_problems
 from spmd_rl.config.check_checkpoint import checkpoint_notes, checkpoint_problems
 from spmd_rl.config.check_data import data_problems
 from spmd_rl.config.check_hang import hang_problems
@@ -31,6 +32,7 @@ def check(config: Config, world_size: int, model: ModelShape | None) -> list[Pro
         problems += _layout(config, world_size) + _batches(config, world_size)
         problems += model_problems(config, model) if model is not None else []
     problems += checkpoint_problems(config, [*knobs(Config), *settings(config)]) + hang_problems(config.hang)
+    problems += algorithm_problems(config)
     problems += data_problems(config) + _rewards(config) + reward_model_problems(config) + _files(config)
     return problems + fault_problems(config, world_size)
 
@@ -58,7 +60,7 @@ def notes(config: Config, world_size: int) -> list[str]:
                 f"rollout.{knob} = {getattr(rollout, knob)}: samples are drawn from a part of the distribution; "
                 "training computes log-probabilities over all of it"
             )
-    return said + checkpoint_notes(config)
+    return said + algorithm_notes(config.algorithm) + checkpoint_notes(config)
 
 
 def _layout(config: Config, world_size: int) -> list[Problem]:
@@ -104,9 +106,6 @@ def _batches(config: Config, world_size: int) -> list[Problem]:
     def problem(knob: str, value: object, met: str, way: str) -> None:
         problems.append(Problem(knob, value, met, way))
 
-    if samples < 2:
-        met = "the advantage compares samples of one prompt"
-        problem("algorithm.samples_per_prompt", samples, met, "take 2 or more")
     if prompts % train.minibatches:
         met = f"does not divide train.prompts_per_step = {prompts}"
         problem("train.minibatches", train.minibatches, met, f"it can be {divisors(prompts)}")

@@ -69,8 +69,11 @@ class AlgorithmConfig:
     samples_per_prompt: PositiveInt = 8
     """Responses to each prompt: the group that rewards are compared within."""
     advantage: str = "grpo"
-    """grpo: reward minus the group's mean (https://arxiv.org/abs/2402.03300). Or file.py:function of your own, or
+    """grpo: reward minus the group's mean (https://arxiv.org/abs/2402.03300). dr_grpo, rloo, reinforce_plus_plus,
+    reinforce_plus_plus_baseline, remax: docs/algorithms.md. Or file.py:function of your own, or
     package.module:function, with options: it is given the groups and the rewards of a step's samples."""
+    advantage_clip: PositiveFloat | None = None
+    """Advantages are kept in [-advantage_clip, advantage_clip]. None: as they are."""
     normalize_std: bool = True
     """Divide the advantage by the group's standard deviation. False: Dr. GRPO (https://arxiv.org/abs/2503.20783)."""
     std_epsilon: NonNegativeFloat = 1e-6
@@ -79,17 +82,27 @@ class AlgorithmConfig:
     """The probability ratio is clipped to [1 - clip_low, 1 + clip_high]."""
     clip_high: PositiveFloat = 0.2
     """See clip_low; larger than it: DAPO's clip-higher (https://arxiv.org/abs/2503.14476)."""
+    clip_dual: Annotated[float, Bounds(gt=1)] = 3.0
+    """With the loss dual_clip: on a token with a negative advantage the ratio counts at most so much
+    (https://arxiv.org/abs/1912.09729)."""
     kl_coefficient: NonNegativeFloat = 0.0
     """Weight of the divergence from the reference in the loss. 0: no reference model is loaded."""
-    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
-    """Estimator of that divergence from samples (http://joschu.net/blog/kl-approx.html)."""
+    kl_estimator: Literal["k1", "k2", "k3", "abs", "kl", "mse", "low_var_kl"] = "k3"
+    """Estimator of that divergence from samples (http://joschu.net/blog/kl-approx.html); kl, mse and low_var_kl are
+    other names of k1, k2 and k3."""
     entropy_coefficient: FiniteFloat = 0.0
     """Weight of an entropy bonus in the loss."""
     loss: str = "grpo"
-    """grpo: PPO's clipped surrogate at each token, with the divergence and the entropy. Or a function of your own."""
+    """grpo: PPO's clipped surrogate at each token, with the divergence and the entropy. dual_clip, cispo: other bounds
+    of the ratio; gspo, rloo: one ratio a response (docs/algorithms.md). Or a function of your own."""
     loss_reduction: str = "token_mean"
-    """token_mean: every response token of the mini-batch weighs the same. sequence_mean: every response does. Or a
+    """token_mean: every response token of the mini-batch weighs the same. sequence_mean: every response does.
+    sequence_sum: sums of responses, averaged. fixed_length: these, divided by rollout.max_response_length. Or a
     function of your own, which is given how many tokens of each sample of the mini-batch are trained on."""
+    correction: str = "token_truncate"
+    """Weight of a token for the gap between vLLM's probabilities, which wrote it, and the trainer's: token_truncate,
+    sequence_truncate(bound=2.0); token_mask(low=0.5, high=5.0), sequence_mask, geometric_mask (docs/algorithms.md).
+    off: 1. Where the two agree, all are 1. Or a function of your own."""
     curation: str = "all"
     """Which samples of a step to train on. all: every one. teaching: those of groups whose rewards are not all equal.
     Or a function of your own, which is given the groups and the rewards."""

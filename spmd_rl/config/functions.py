@@ -53,6 +53,10 @@ class FunctionTable(Generic[Function]):
             chosen.prepare = function.prepare  # type: ignore[attr-defined]
         return cast(Function, chosen)
 
+    def parameters(self, name: str) -> set[str]:
+        """Return the names of the parameters of the function called `name`."""
+        return set(_parameters(self.find(name)))
+
     def unknown(self, name: str) -> Sequence[Problem]:
         """Return what is wrong with a name that is neither in the table nor spelled as a path; nothing is imported."""
         spelled = _SPELLED.fullmatch(name)

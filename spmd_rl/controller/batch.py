@@ -22,6 +22,8 @@ class Batch:
     """By id."""
     kept: list[bool] = field(default_factory=list)
     """Which to train on: all, until `keep` says otherwise."""
+    greedy: Sequence[Ticket] = ()
+    """A greedy response to each prompt, to compare with; nothing is trained on it."""
 
     def __post_init__(self) -> None:
         self.kept = self.kept or [True] * len(self.tickets)
@@ -35,6 +37,17 @@ class Batch:
     def rewards(self) -> list[float]:
         """Return the reward of each sample."""
         return [self.scored[ticket.id].reward for ticket in self.tickets]
+
+    @property
+    def loss_tokens(self) -> list[int]:
+        """Return the number of tokens of each sample that can be trained on."""
+        return [ticket.loss_tokens for ticket in self.tickets]
+
+    @property
+    def baselines(self) -> list[float]:
+        """Return of each sample the reward of the greedy response to its prompt; nothing where there are none."""
+        found = {ticket.group: self.scored[ticket.id].reward for ticket in self.greedy}
+        return [found[ticket.group] for ticket in self.tickets] if found else []
 
     @property
     def correct(self) -> list[bool]:
@@ -58,6 +71,7 @@ class Batch:
     def metrics(self, reward: RewardConfig) -> dict[str, float]:
         """Return rewards, scores, causes and lengths of the samples, and fractions of their groups."""
         metrics = sample_metrics(self.tickets, self.scored, reward)
+        metrics |= _spread("grpo/baseline", self.baselines)
         return metrics | group_fractions(self.groups, self.kept, self.correct)
 
 

@@ -129,13 +129,16 @@ class Step:
             yield rollout
         self._metrics += [moved, *rollout.metrics]
 
-    def reward(self, tickets: Sequence[Ticket]) -> Batch:
-        """Return the samples with their rewards: rules have graded as sequences ended, reward models score now."""
+    def reward(self, tickets: Sequence[Ticket], greedy: Sequence[Ticket] = ()) -> Batch:
+        """Return the samples with their rewards: rules have graded as sequences ended, reward models score now.
+
+        `greedy`: responses to compare with, which get their rewards too (Rollout.generate_greedy).
+        """
         self.session.checkpoints.advance()
         scored, grading = self.ranks.rewards()
-        scored, scoring = self.session.reward_models.score(self.ranks, tickets, scored, self.timed)
+        scored, scoring = self.session.reward_models.score(self.ranks, [*tickets, *greedy], scored, self.timed)
         self._metrics += [grading, scoring]
-        self.batch = Batch(tickets, scored)
+        self.batch = Batch(tickets, scored, greedy=greedy)
         return self.batch
 
     def exchange(self, batch: Batch) -> None:

@@ -1,10 +1,13 @@
 """The policy's loss over a micro-batch, from the fields of its samples."""
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
+from spmd_rl.algorithms.correction import no_correction
 from spmd_rl.training.learner import LossResult
 from spmd_rl.training.packing import Packed
 
@@ -14,7 +17,13 @@ class PolicyLoss:
     """Reads advantages, weights and rollout_logprobs; policy_logprobs and reference_logprobs where they were scored."""
 
     token_loss: Callable[..., tuple[torch.Tensor, dict[str, torch.Tensor]]]
-    """Of algorithms/table.py."""
+    """Of algorithms/table.py, as the next."""
+    correction: Callable[..., tuple[torch.Tensor, torch.Tensor]] = no_correction
+
+    @cached_property
+    def _of_samples(self) -> bool:
+        """Return whether the loss asks where one sample ends and the next begins."""
+        return "lengths" in inspect.signature(self.token_loss).parameters
 
     def __call__(self, packed: Packed, logprobs: torch.Tensor, entropy: torch.Tensor) -> LossResult:
         advantages, weights, rollout = (
@@ -22,8 +31,17 @@ class PolicyLoss:
         )  # each [N]
         # On-policy, the policy before the update is the policy: the ratio is 1 and only its gradient counts.
         before = logprobs.detach() if (scored := packed.field("policy_logprobs")) is None else scored
-        loss, parts = self.token_loss(logprobs, before, advantages, packed.field("reference_logprobs"), entropy)
-        gap = (rollout - before).abs()
+        if rollout is None:
+            raise ValueError(
+                "algorithm.correction: the samples carry no rollout_logprobs, the log-probabilities of the policy that "
+                "wrote them; have the engine return them, or put them into that field"
+            )
+        correct, bounded = self.correction(before, rollout, packed.lengths)
+        more = {"lengths": packed.lengths} if self._of_samples else {}
+        loss, parts = self.token_loss(
+            logprobs, before, correct * advantages, packed.field("reference_logprobs"), entropy, **more
+        )
+        gap = rollout - before
         return LossResult(
             total=(weights * loss).sum(),
             sums={
@@ -33,7 +51,10 @@ class PolicyLoss:
                 "actor/pg_clipfrac": parts["clipped"].sum(),
                 "actor/ppo_kl": parts["ppo_kl"].sum(),
                 "actor/entropy": entropy.detach().sum(),
-                "correction/logprob_gap_mean": gap.sum(),
+                "correction/logprob_gap_mean": gap.abs().sum(),
+                "correction/kl": gap.sum(),
+                "correction/weight_mean": correct.sum(),
+                "correction/clipped_fraction": bounded.sum(),
             },
-            maxima={"correction/logprob_gap_max": gap.max()},
+            maxima={"correction/logprob_gap_max": gap.abs().max()},
         )

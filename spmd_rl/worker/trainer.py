@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from spmd_rl.algorithms.table import find_loss
+from spmd_rl.algorithms.table import find_correction, find_loss
 from spmd_rl.config.config import Config
 from spmd_rl.distributed.exchange import exchange
 from spmd_rl.distributed.layout import TrainLayout
@@ -44,7 +44,8 @@ class Trainer:
         self.packs: list[list[Packed]] = []
         """Of each mini-batch."""
         model, algorithm = config.model, config.algorithm
-        self.add("policy", self.built(model.path, shape), PolicyLoss(find_loss(algorithm)))
+        loss = PolicyLoss(find_loss(algorithm), find_correction(algorithm))
+        self.add("policy", self.built(model.path, shape), loss)
         if algorithm.kl_coefficient > 0.0:
             self.add("reference", self.built(model.reference_path or model.path, shape))
 

@@ -4,6 +4,11 @@ import sys
 import pytest
 
 from spmd_rl.algorithms.table import (
+    ADVANTAGES,
+    CORRECTIONS,
+    LOSSES,
+    REDUCTIONS,
+    compares_with_greedy,
     find_advantage,
     find_curation,
     find_loss,
@@ -31,8 +36,26 @@ def own(tmp_path):
 def test_what_is_built_in_goes_by_its_name():
     assert find_advantage(AlgorithmConfig(normalize_std=False))(GROUPS, REWARDS) == [-0.5, 0.5, 0.0, 0.0]
     assert find_curation(AlgorithmConfig())(GROUPS, REWARDS) == [True] * 4
-    assert find_reduction(AlgorithmConfig(loss_reduction="sequence_mean"))([1, 3]) == [0.5, 1 / 6]
+    assert find_reduction(AlgorithmConfig(loss_reduction="sequence_mean"), 8)([1, 3]) == [0.5, 1 / 6]
+    assert find_reduction(AlgorithmConfig(loss_reduction="fixed_length"), 8)([1, 3]) == [1 / 16, 1 / 16]
     try_algorithms(AlgorithmConfig())
+
+
+@pytest.mark.parametrize(
+    "table, knob",
+    [(ADVANTAGES, "advantage"), (LOSSES, "loss"), (REDUCTIONS, "loss_reduction"), (CORRECTIONS, "correction")],
+)
+def test_everything_that_is_built_in_can_be_used(table, knob):
+    for name in table.functions:
+        try_algorithms(AlgorithmConfig(**{knob: name}))
+
+
+def test_an_advantage_that_asks_for_them_is_given_lengths_and_greedy_rewards(own):
+    name = own("def f(groups, rewards, baselines, tokens): return [b * t for b, t in zip(baselines, tokens)]\n")
+    algorithm = AlgorithmConfig(advantage=name)
+    assert find_advantage(algorithm)(GROUPS, REWARDS, tokens=[1, 2, 3, 4], baselines=REWARDS) == [0, 2, 1.5, 2]
+    asking = [n for n in (*ADVANTAGES.functions, name) if compares_with_greedy(AlgorithmConfig(advantage=n))]
+    assert asking == ["remax", name]
 
 
 def test_dropping_uniform_groups_is_a_curation():
@@ -48,7 +71,7 @@ def test_a_function_of_the_users_takes_options_and_the_settings_that_it_names(ow
     assert estimate(GROUPS, REWARDS) == [0.25, 2.25, 1.25, 1.25]
 
 
-@pytest.mark.parametrize("knob", ["advantage", "curation", "loss_reduction", "loss"])
+@pytest.mark.parametrize("knob", ["advantage", "curation", "loss_reduction", "loss", "correction"])
 @pytest.mark.parametrize(
     ("name", "reason"),
     [("grpoo", "your own is path/to/file.py:function"), ("nowhere.py:f", "there is no such file")],
@@ -61,9 +84,10 @@ def test_a_name_that_nothing_has_is_refused_with_its_setting(knob, name, reason)
 
 def test_all_names_that_nothing_has_are_told_at_once_before_anything_is_imported():
     wrong = {"advantage": "x", "curation": "y(a=1)", "loss_reduction": ":f", "loss": "nowhere.py:f"}
+    wrong["correction"] = "tis"
     said = [str(problem) for problem in unknown_algorithms(AlgorithmConfig(**wrong))]
     knobs = [text.partition(":")[0] for text in said]
-    assert knobs == ["algorithm.advantage", "algorithm.curation", "algorithm.loss_reduction"]
+    assert knobs == ["algorithm.advantage", "algorithm.curation", "algorithm.loss_reduction", "algorithm.correction"]
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,26 @@ def test_the_defaults_have_no_problem(problems):
         ),
         ("--train.tokens_per_microbatch 1000", "train.tokens_per_microbatch = 1000", "has 1536 tokens"),
         ("--algorithm.samples_per_prompt 1", "algorithm.samples_per_prompt = 1", "take 2 or more"),
+        (
+            "--algorithm.samples_per_prompt 1 --algorithm.advantage rloo",
+            "algorithm.samples_per_prompt = 1",
+            "(algorithm.advantage = rloo); take 2 or more, or the advantage reinforce_plus_plus or remax",
+        ),
+        (
+            "--algorithm.samples_per_prompt 1 --algorithm.advantage remax --algorithm.curation teaching",
+            "algorithm.curation = teaching",
+            "a group of one sample (algorithm.samples_per_prompt) is uniform",
+        ),
+        (
+            "--algorithm.samples_per_prompt 1 --algorithm.advantage remax --algorithm.drop_uniform_groups True",
+            "algorithm.drop_uniform_groups = True",
+            "take 2 or more samples, or train on all",
+        ),
+        (
+            "--algorithm.loss dual_clip --algorithm.clip_dual 1.2",
+            "algorithm.clip_dual = 1.2",
+            "not above 1 + algorithm.clip_high = 1.2",
+        ),
         ("--train.min_learning_rate 1", "train.min_learning_rate = 1.0", "lower it"),
         ("--train.warmup_steps 101", "train.warmup_steps = 101", "lower it"),
         (
@@ -244,6 +264,11 @@ def test_a_number_far_out_of_its_range_is_refused_without_an_exception(problems,
     assert any(problem.startswith(f"{setting} = {value}") for problem in problems(f"--{setting} {value}"))
 
 
+@pytest.mark.parametrize("advantage", ["reinforce_plus_plus", "remax", "mine.py:f"])
+def test_one_sample_a_prompt_is_enough_where_nothing_is_compared_within_a_group(problems, advantage):
+    assert problems(f"--algorithm.samples_per_prompt 1 --algorithm.advantage {advantage}") == []
+
+
 def test_ranks_may_share_key_value_heads(problems):
     model = replace(SMOLLM2, heads=8, kv_heads=2, ffn=1024)
     assert problems("--parallel.tensor 4 --rollout.tensor 4", 4, model) == []
@@ -268,6 +293,9 @@ def test_notes_say_what_works_and_is_worth_knowing():
     assert said() == ["checkpoint.every_steps"]  # 100 steps
     assert said("--checkpoint.every_steps", "10") == said("--train.steps", "20") == []
     assert about("--train.prompts_per_step", "6") == ["train.prompts_per_step"]
+    assert about("--algorithm.kl_estimator", "kl", "--algorithm.kl_coefficient", "0.1") == ["algorithm.kl_estimator"]
+    assert about("--algorithm.loss", "gspo") == ["algorithm.loss_reduction", "algorithm.clip_high"]
+    assert about("--algorithm.loss", "rloo", "--algorithm.loss_reduction", "sequence_mean") == []
     assert about("--rollout.top_p", "0.9", "--rollout.top_k", "5") == ["rollout.top_p", "rollout.top_k"]
     assert about("--parallel.pipeline", "4", "--train.prompts_per_step", "4", "--train.minibatches", "4") == [
         "parallel.pipeline"

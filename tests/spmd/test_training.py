@@ -9,6 +9,12 @@ from spmd.ranks import run_ranks
 from tiny_models import make_tiny
 
 ALGORITHM = {"kl_coefficient": 0.1, "entropy_coefficient": 0.01}
+# Behind a family's name: losses and corrections that look at a response as a whole.
+METHODS = {
+    "": {},
+    "gspo": {"loss": "gspo", "correction": "sequence_truncate", "clip_low": 1e-3, "clip_high": 1e-3},
+    "rloo": {"loss": "rloo", "correction": "geometric_mask(low=0.4, high=2.5)", "clip_high": 0.05},
+}
 TEMPERATURE = 0.8
 BUDGET = 70
 YARN = {
@@ -32,7 +38,12 @@ MODELS = {
     ),
 }
 DENSE = ("qwen2-tied", "qwen3", "llama")
-FAMILIES = (*DENSE, *MODELS)
+FAMILIES = (*DENSE, *MODELS, "qwen2-tied/gspo", "qwen2-tied/rloo")
+
+
+def method_of(family):
+    """Settings of what trains the model of that name: what stands behind its stroke."""
+    return ALGORITHM | METHODS[family.partition("/")[2]]
 
 
 def tp(size, **others):
@@ -56,6 +67,8 @@ LAYOUTS = {
     1: {family: [{}] for family in FAMILIES},
     2: {
         "qwen2-tied": [tp(2), pp(2), {}, pp(2, layers_per_stage=(1, 3)), pp(2, virtual=2), cp(2)],
+        "qwen2-tied/gspo": [pp(2, virtual=2), {}, cp(2)],
+        "qwen2-tied/rloo": [tp(2), cp(2)],
         "qwen3": [tp(2), tp(2, sequence=False), pp(2), cp(2)],
         "llama": [tp(2), {}, pp(2, virtual=2)],
         "qwen2_moe": [tp(2), tp(2, expert=2), tp(2, expert_tensor=2), {}, cp(2, expert=2)],
@@ -65,6 +78,7 @@ LAYOUTS = {
     },
     4: {
         "qwen2-tied": [tp(2), pp(4), tp(2, pipeline=2), cp(2, tensor=2), cp(2, pipeline=2)],
+        "qwen2-tied/gspo": [cp(2, pipeline=2)],
         "qwen3": [tp(4), pp(2, virtual=2), tp(2, pipeline=2, sequence=False), cp(4), cp(2, tensor=2, sequence=False)],
         "llama": [{}, tp(2, pipeline=2, virtual=2, layers_per_stage=(1, 1, 1, 1)), cp(2), cp(2, pipeline=2, virtual=2)],
         "qwen2_moe": [tp(2, pipeline=2), ep(4), tp(2, expert=2), cp(2, expert=4)],
@@ -92,7 +106,7 @@ PACKINGS = [
     (False, 40, {}),
     (True, 4096, {"chunk": 1000, "recompute": True}),
 ]
-PACKED_FAMILIES = ("qwen2-tied", "qwen3", "qwen2_moe", "deepseek_v3", "deepseek_v3-yarn")
+PACKED_FAMILIES = ("qwen2-tied", "qwen2-tied/gspo", "qwen3", "qwen2_moe", "deepseek_v3", "deepseek_v3-yarn")
 
 
 SUMS = ("actor/pg_loss", "actor/kl_loss", "actor/entropy")
@@ -143,12 +157,17 @@ def case(directory, layout=None, share=True, budget=BUDGET, **others):
     } | others
 
 
+def _of(huggingface, family):
+    return {"gradients": huggingface[family].file, "algorithm": method_of(family)}
+
+
 @pytest.fixture(scope="module")
 def models(tiny_models, tmp_path_factory):
     """Name -> directory of a tiny random model."""
     root = tmp_path_factory.mktemp("sparse")
     made = {name: str(make_tiny(root / name, family, **others)) for name, (family, others) in MODELS.items()}
-    return tiny_models | made
+    found = tiny_models | made
+    return found | {family: found[family.partition("/")[0]] for family in FAMILIES}
 
 
 def merged(reports: list[dict], index: int) -> SimpleNamespace:
@@ -182,16 +201,35 @@ def by_published_name(name: str, gradient: torch.Tensor) -> dict[str, torch.Tens
     return {f"{stem}.{e}.{half}.weight": part for half, all_of in halves.items() for e, part in enumerate(all_of)}
 
 
+def loss_of(family, sample, logprobs, entropy, advantage):
+    """Sum of one sample's losses, as the method of `family` has it."""
+    from spmd_rl.algorithms.table import find_correction, find_loss
+    from spmd_rl.config.config import AlgorithmConfig
+
+    algorithm = AlgorithmConfig(**method_of(family))
+    before, reference, rollout = (
+        sample.fields[f"{name}_logprobs"][sample.loss_mask] for name in ("policy", "reference", "rollout")
+    )
+    lengths = [len(before)]
+    weights, _ = find_correction(algorithm)(before, rollout, lengths)
+    loss, _ = find_loss(algorithm)(
+        logprobs[sample.loss_mask],
+        before,
+        advantage * weights,
+        reference,
+        entropy[sample.loss_mask],
+        lengths=lengths,
+    )
+    return loss.sum()
+
+
 @pytest.fixture(scope="module")
 def huggingface(models, tmp_path_factory):
     """What transformers computes for the same samples: log-probabilities, loss, gradient and its norm."""
     from transformers import AutoModelForCausalLM
 
     from spmd.samples import advantages_of, make_samples, perturb
-    from spmd_rl.algorithms.table import find_loss
-    from spmd_rl.config.config import AlgorithmConfig
 
-    token_loss = find_loss(AlgorithmConfig(**ALGORITHM))
     results = {}
     for family in FAMILIES:
         model = AutoModelForCausalLM.from_pretrained(models[family], dtype=torch.float32, attn_implementation="eager")
@@ -207,20 +245,14 @@ def huggingface(models, tmp_path_factory):
             sample.fields |= dict.fromkeys(("policy_logprobs", "reference_logprobs"), logprobs[name].detach())
         perturb(samples.values())
         loss = sum(
-            token_loss(
-                logprobs[name],
-                sample.fields["policy_logprobs"],
-                torch.full_like(logprobs[name], advantages[name]).detach(),
-                sample.fields["reference_logprobs"],
-                entropies[name],
-            )[0][sample.loss_mask].sum()
+            loss_of(family, sample, logprobs[name], entropies[name], advantages[name])
             for name, sample in samples.items()
         )
         (loss / total).backward()
         gradients = {}
         for name, parameter in model.named_parameters():
             gradients |= by_published_name(name, parameter.grad)
-        file = tmp_path_factory.mktemp("gradients") / f"{family}.pt"
+        file = tmp_path_factory.mktemp("gradients") / "gradients.pt"
         torch.save({name: gradient.clone() for name, gradient in gradients.items()}, file)
         norm = torch.stack([parameter.grad.norm() for parameter in model.parameters()]).norm()
         results[family] = SimpleNamespace(
@@ -279,7 +311,7 @@ def start(request, models, huggingface, scorers, tmp_path_factory):
     """All layouts of so many ranks in one start: of models that write, and of models that score."""
     ranks = request.param
     named = [(family, layout) for family, layouts in LAYOUTS[ranks].items() for layout in layouts]
-    cases = [case(models[family], layout, gradients=huggingface[family].file) for family, layout in named]
+    cases = [case(models[family], layout, **_of(huggingface, family)) for family, layout in named]
     scoring = SCORING[ranks]
     cases += [
         case(scorers[family].path, layout, *packing, gradients=scorers[family].file, score=True, own_tokens=own)
@@ -298,7 +330,7 @@ def test_every_layout_has_the_log_probabilities_and_gradient_of_huggingface(star
     for index, (family, layout) in enumerate(named):
         found = merged(reports, index)
         check_equal_to_huggingface(found, huggingface[family], f"{family} {layout}")
-        assert found.sums["actor/pg_clipfrac"] > 0, "the case is too easy: nothing is clipped"
+        assert found.sums["actor/pg_clipfrac"] > 0, f"{family}: the case is too easy: nothing is clipped"
         first = losses.setdefault(family, found.sums)
         assert found.sums == pytest.approx(first, rel=1e-4), f"{family} {layout} against the first layout"
 
@@ -344,11 +376,13 @@ def test_a_checkpoint_of_one_layout_goes_on_in_another_with_the_same_loss(start)
                 assert steps[step]["actor/entropy"] == pytest.approx(found[0][step]["actor/entropy"], rel=1e-5)
 
 
-@pytest.mark.parametrize("ranks, families", [(1, PACKED_FAMILIES), (2, ("qwen2-tied", "deepseek_v3"))])
+@pytest.mark.parametrize(
+    "ranks, families", [(1, PACKED_FAMILIES), (2, ("qwen2-tied", "qwen2-tied/gspo", "deepseek_v3"))]
+)
 def test_sharing_prompts_and_the_size_of_micro_batches_change_nothing(ranks, families, models, huggingface):
     named = [(family, *packing) for family in families for packing in PACKINGS]
     cases = [
-        case(models[family], cp(ranks), share=share, budget=budget, gradients=huggingface[family].file, **others)
+        case(models[family], cp(ranks), share, budget, **_of(huggingface, family), **others)
         for family, share, budget, others in named
     ]
     reports = run_ranks("spmd.training_ranks", ranks, {"cases": cases})

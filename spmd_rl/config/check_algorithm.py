@@ -1,0 +1,58 @@
+"""Say which methods cannot go together."""
+
+from spmd_rl.config.config import AlgorithmConfig, Config
+from spmd_rl.errors import Problem
+
+COMPARING = ("grpo", "group_norm", "dr_grpo", "rloo", "reinforce_plus_plus_baseline")
+"""Advantages that compare the samples of one prompt."""
+OF_RESPONSES = ("gspo", "rloo")
+"""Losses with one ratio for all of a response."""
+
+
+def algorithm_problems(config: Config) -> list[Problem]:
+    """Return what of the chosen methods cannot work together."""
+    algorithm, problems = config.algorithm, []
+    samples = algorithm.samples_per_prompt
+
+    def problem(knob: str, value: object, met: str, way: str) -> None:
+        problems.append(Problem(f"algorithm.{knob}", value, met, way))
+
+    if samples < 2 and bare(algorithm.advantage) in COMPARING:
+        met = f"the advantage compares samples of one prompt (algorithm.advantage = {algorithm.advantage})"
+        problem("samples_per_prompt", samples, met, "take 2 or more, or the advantage reinforce_plus_plus or remax")
+    elif samples < 2 and (algorithm.drop_uniform_groups or bare(algorithm.curation) == "teaching"):
+        knob = "drop_uniform_groups" if algorithm.drop_uniform_groups else "curation"
+        met = "a group of one sample (algorithm.samples_per_prompt) is uniform, so nothing would be trained"
+        problem(knob, getattr(algorithm, knob), met, "take 2 or more samples, or train on all")
+    if bare(algorithm.loss) == "dual_clip" and algorithm.clip_dual <= 1.0 + algorithm.clip_high:
+        met = (
+            f"not above 1 + algorithm.clip_high = {1.0 + algorithm.clip_high:g}, so it would clip what clip_high keeps"
+        )
+        problem("clip_dual", algorithm.clip_dual, met, "raise it, such as to 3")
+    return problems
+
+
+def algorithm_notes(algorithm: AlgorithmConfig) -> list[str]:
+    """Return what works and is worth knowing."""
+    said: list[str] = []
+    if algorithm.kl_coefficient and algorithm.kl_estimator in ("k1", "kl"):
+        said.append(
+            f"algorithm.kl_estimator = {algorithm.kl_estimator}: in the loss its expected gradient is zero; k2 and k3 "
+            "hold the policy back"
+        )
+    if bare(algorithm.loss) in OF_RESPONSES and bare(algorithm.loss_reduction) == "token_mean":
+        said.append(
+            f"algorithm.loss_reduction = token_mean: the loss {algorithm.loss} has one ratio a response, and so its "
+            "longer responses count for more; in its paper the reduction is sequence_mean"
+        )
+    if bare(algorithm.loss) == "gspo" and algorithm.clip_high >= 0.1:
+        said.append(
+            f"algorithm.clip_high = {algorithm.clip_high}: the ratio of gspo is a mean over tokens and stays near 1; "
+            "its paper clips at 0.0003 (clip_low) and 0.0004 (clip_high)"
+        )
+    return said
+
+
+def bare(name: str) -> str:
+    """Return a function's name without its options."""
+    return name.partition("(")[0].strip()
