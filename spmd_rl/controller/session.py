@@ -21,6 +21,7 @@ from spmd_rl.data.sources.order import PromptOrder
 from spmd_rl.data.tickets import Ticket
 from spmd_rl.evaluation.benchmark import Benchmark, ask_all
 from spmd_rl.runlog.checkpoint_store import SavedCheckpoint
+from spmd_rl.runlog.console import untrained_line
 from spmd_rl.runlog.run_log import RunLog, Timed
 
 NOTHING_EXCHANGED = {"bytes/exchange/network": 0.0, "update/padding_fraction": 0.0, "update/imbalance_fraction": 0.0}
@@ -147,10 +148,7 @@ class Step:
         tickets = batch.to_train()
         if not tickets:
             self.log.add_all(NOTHING_EXCHANGED)
-            self.log.note(
-                f"step {self.number + 1}: no group of it teaches (algorithm.drop_uniform_groups, algorithm.curation); "
-                "nothing is trained, the policy stays as it is"
-            )
+            self.log.note(untrained_line(self.number + 1))
             return
         with self.timed(Phase.ADVANTAGE):
             # Lengths -> balanced, packed micro-batches of each data-parallel rank.

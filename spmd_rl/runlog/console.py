@@ -113,6 +113,14 @@ def step_line(row: Mapping[str, float], steps: int, world_size: int) -> str:
     return "  ".join(parts)
 
 
+def untrained_line(step: int) -> str:
+    """Say that a step trains nothing."""
+    return (
+        f"step {step}: no group of it teaches (algorithm.drop_uniform_groups, algorithm.curation); "
+        "nothing is trained, the policy stays as it is"
+    )
+
+
 def evaluation_line(step: int, metrics: Mapping[str, float]) -> str:
     """Write the accuracy of each benchmark, or whatever else was measured."""
     accuracies = {name: value for name, value in metrics.items() if name.endswith("/accuracy")} or metrics

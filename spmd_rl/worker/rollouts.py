@@ -183,6 +183,7 @@ class Rollouts:
             answer=prompt.answer,
             finish_reason=made.completion.finish_reason,
             prompt_tokens=drawn.prompt_tokens,
+            prompt_ids=list(prompt.token_ids),
             response_tokens=len(drawn.response),
             response_ids=drawn.response.tolist(),
         )
