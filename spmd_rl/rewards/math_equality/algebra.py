@@ -48,6 +48,8 @@ def _numerically_equal(a, b, digits: int, precision: int) -> bool:
     a, b = grader.safe_sympy_doit(a), grader.safe_sympy_doit(b)
     if a == b:
         return True
+    if getattr(a, "is_Rational", False) and getattr(b, "is_Rational", False):
+        return False
     if not (getattr(a, "is_number", False) and getattr(b, "is_number", False)):
         return False
     difference, largest = abs((a - b).evalf(30)), max(abs(a.evalf(30)), abs(b.evalf(30)))

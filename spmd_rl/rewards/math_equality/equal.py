@@ -7,7 +7,7 @@ import re
 from functools import lru_cache
 
 from spmd_rl.rewards.math_equality.algebra import rounds_to, same_algebra
-from spmd_rl.rewards.math_equality.numbers import number_of, read_number, same_value
+from spmd_rl.rewards.math_equality.numbers import number_of, read_number, same_measure, same_value
 from spmd_rl.rewards.math_equality.words import TEXT, in_order, same_choice, same_qualifiers, same_words, words
 
 LONGER = 10
@@ -100,8 +100,10 @@ _REWRITES = [
         (r"(?<!\\)\\[,;: ]|~|\\q?quad(?![a-z])|\\(?:display|text)style(?![a-z])|\\(?:big|Big)[lr]?(?![a-z])", " "),
         (r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![a-z]))|\\degree(?![a-z])", ""),
         (r"\\text(?:normal|rm|it|bf|sf|tt)|\\mbox|\\mathrm|\\mathbf|\\mathit|\\operatorname|\\textup", r"\\text"),
+        (r"\\text\s*\{\s*([ei])\s*\}", r"\1"),
         (r"\\frac\s*([0-9])\s*([0-9])(?![0-9])", r"\\frac{\1}{\2}"),
         (r"\\frac\s*([0-9])\s*\{", r"\\frac{\1}{"),
+        (r"\\frac\s*([0-9])\s*([a-zA-Z])(?![a-zA-Z])", r"\\frac{\1}{\2}"),
         (r"(\\frac\s*\{[^{}]*\})\s*([0-9a-zA-Z])", r"\1{\2}"),
         (r"\\frac\s+\{", r"\\frac{"),
         (r"\}\s+\{", "}{"),
@@ -165,8 +167,9 @@ def _balanced(text: str) -> bool:
 
 
 def _squeezed(text: str) -> str:
-    """Without white space, except where it ends the name of a command: `\\pi x` is not `\\pix`."""
-    return re.sub(r"(\\[a-zA-Z]+)\s+(?=[a-zA-Z])|\s+", lambda m: f"{m[1]} " if m[1] else "", text)
+    """Without white space, except behind a command's name and between two numbers: `\\pi x`, `1 1/2`."""
+    kept = r"(\\[a-zA-Z]+)\s+(?=[a-zA-Z])|(?<=[0-9])(\s)\s*(?=[0-9])|\s+"
+    return re.sub(kept, lambda m: f"{m[1]} " if m[1] else " " if m[2] else "", text)
 
 
 # ---- numbers
@@ -207,10 +210,20 @@ def _same_time(a: str, b: str) -> bool | None:
 
 # ---- lists, tuples, sets, intervals, matrices
 
+_DOTS = re.compile(r"\\(?:[lc]?dots|dots[bcim])(?![a-zA-Z])|\.{3}|…")
+_ITEM_OF_DOTS = re.compile(rf"[,;]\s*(?:{_DOTS.pattern})\s*(?:[,;]|$)")
 _MATRIX = re.compile(r"\(?\s*\\begin\{([pbB]?matrix)\}(.*)\\end\{\1\}\s*\)?", re.DOTALL)
 _NAMED = re.compile(r"\s*([A-Za-z]+)(?:_\{?([0-9]+)\}?)?\s*=[^=]*")
 _FUNCTION = re.compile(r"([A-Za-z])\s*\(\s*([a-z])\s*\)(?:\s*=.*)?", re.DOTALL)
 _AND = re.compile(r"(?:,\s*)?(?:\\text\s*\{\s*,?\s*(?:and|or)\s*\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z]))")
+
+
+def _same_progression(a: str, b: str) -> bool | None:
+    """`1, 2, \\ldots, n` is the same list item by item; math-verify takes a number out of such a list."""
+    if not (_ITEM_OF_DOTS.search(a) and _ITEM_OF_DOTS.search(b)):
+        return None
+    x, y = (parts(_DOTS.sub("...", side)) for side in (a, b))
+    return x is not None and y is not None and x[0] == y[0] and len(x[1]) == len(y[1]) and all(map(equal, x[1], y[1]))
 
 
 def _same_parts(a: str, b: str) -> bool | None:
@@ -319,10 +332,12 @@ def _split(text: str) -> list[str] | None:
 
 
 JUDGES = (
+    same_measure,
     _same_numbers,
     _same_base,
     _same_time,
     same_choice,
+    _same_progression,
     _same_parts,
     same_qualifiers,
     _same_function,

@@ -39,6 +39,9 @@ _STATED = {
 # After a box, only this strongest of statements counts, and only when a number or formula follows at once.
 _FINAL = re.compile(r"\bfinal answer\**\s*is\s*:?\s*", re.IGNORECASE)
 _BRACES = re.compile(r"(?P<box>(?<!\\)\\+(?:boxed|fbox)\s*\{)|\\.|[{}]", re.DOTALL)
+_OPEN_BOX = re.compile(r"(?<!\\)\\+(?:boxed|fbox)\s*\{(?!\s*\})")
+# What says that the number behind it is none.
+_DENIED = re.compile(r"(?:\b(?:not|never)\b|n't(?:\s+be)?|≠|\\neq?(?![a-z]))(?:\s+equal\s+to)?[\s$*(]*$", re.IGNORECASE)
 _BARE_BOX = re.compile(r"(?<!\\)\\+boxed\s+([^\s{}$]+)")
 _BETWEEN = re.compile(r"\\[()\[\]]|\$|\\q?quad|\\[,;: ]|\\text\s*\{([^{}]*)\}")
 _LINK = re.compile(
@@ -74,6 +77,8 @@ def find_answer(response: str, numeric: bool, places: tuple[str, ...] = PLACES) 
     text, tagged = final_text(response)
     if "boxed" in places:
         box, joined, end = boxes(text)
+        if box is not None and _OPEN_BOX.search(text, end):
+            return Found(None, None)  # it was stating another one
         if box is not None:
             later = _final_statement(text[end:], numeric) if "answer is" in places else None
             return Found(later, "answer is") if later else Found(box, "boxed", joined)
@@ -88,8 +93,8 @@ def find_answer(response: str, numeric: bool, places: tuple[str, ...] = PLACES) 
             answer = whole if read_number(whole) or is_list_of_numbers(whole) else answer
         if answer:
             return Found(tidy(answer), "answer is" if re.search(_IS, markers[-1][0], re.IGNORECASE) else "answer:")
-    if "final" not in places:
-        return Found(None, None)
+    if "final" not in places or "<think>" in text:
+        return Found(None, None)  # in a thought that has no end nothing is the answer that is not said to be it
     end = text[-SEARCHED_CHARACTERS:].strip()
     if numeric and number_of(tidy(end)):
         return Found(tidy(end), None if tagged else "final")
@@ -168,8 +173,9 @@ def _first_formula_or_line(text: str) -> str:
 
 def pick(text: str, last: bool) -> str | None:
     """Return the last (or first) number or formula in a text; a formula wins over the numbers in it."""
-    numbers = [(m.start(), m.end(), m[0]) for m in _NUMBER.finditer(text)]
+    numbers = [(m.start(), m.end(), m[0]) for m in _NUMBER.finditer(text) if not _denied(text, m.start())]
     formulas = [(m.start(), m.end(), m[0]) for m in _FORMULA.finditer(text) if _is_mathematics(m[0])]
+    formulas = [found for found in formulas if not _denied(text, found[0])]
     if last:
         found = max(numbers + formulas, key=lambda m: (m[1], -m[0]), default=None)
     else:
@@ -178,6 +184,10 @@ def pick(text: str, last: bool) -> str | None:
         return None
     delimited = found[2].startswith(("$", r"\(", r"\["))
     return found[2] if delimited and found in formulas else formula_around(text, found[0], found[1]) or found[2]
+
+
+def _denied(text: str, position: int) -> bool:
+    return bool(_DENIED.search(text, max(0, position - 30), position))
 
 
 def is_prose(text: str) -> bool:

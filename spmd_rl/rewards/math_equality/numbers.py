@@ -153,6 +153,54 @@ def without_unit(text: str) -> str:
     return text
 
 
+_SIZES = {
+    "length": {
+        Fraction(1, 1000): "mm millimeter millimetre",
+        Fraction(1, 100): "cm centimeter centimetre",
+        Fraction(1): "m meter metre",
+        Fraction(1000): "km kilometer kilometre",
+        Fraction(254, 10000): "in inch inches",
+        Fraction(3048, 10000): "ft foot feet",
+        Fraction(9144, 10000): "yd yard",
+        Fraction(1609344, 1000): "mi mile",
+    },
+    "mass": {
+        Fraction(1, 1000): "mg milligram",
+        Fraction(1): "g gram",
+        Fraction(1000): "kg kilogram",
+    },
+    "time": {
+        Fraction(1): "s sec second",
+        Fraction(60): "min minute",
+        Fraction(3600): "h hr hour",
+        Fraction(86400): "day",
+        Fraction(604800): "week",
+    },
+    "volume": {Fraction(1): "ml milliliter millilitre", Fraction(1000): "l liter litre"},
+}
+_UNITS = {
+    name: (kind, size) for kind, sizes in _SIZES.items() for size, names in sizes.items() for name in names.split()
+}
+
+
+_MEASURED = re.compile(r"(?P<number>.*[0-9])\s*(?:\\text\s*\{\s*|\{\s*\\rm\s+)?(?P<unit>[A-Za-z]+)\.?\s*\}?")
+
+
+def same_measure(a: str, b: str) -> bool | None:
+    """Compare two lengths, masses, times or volumes in different units: 5 cm is not 5 m. None for anything else."""
+    x, y = (_measure(text) for text in (a, b))
+    return x[1] == y[1] if x and y and x[0] == y[0] and x[2] != y[2] else None
+
+
+def _measure(text: str) -> tuple[str, Fraction, Fraction] | None:
+    """Return what is measured, the value in the smallest terms, and the unit's size."""
+    match = _MEASURED.fullmatch(text) if len(text) < 200 else None
+    name = match["unit"].lower() if match else ""
+    kind, size = _UNITS.get(name) or _UNITS.get(name.removesuffix("s")) or ("", Fraction(0))
+    value = read_number(match["number"]) if match and kind else None
+    return (kind, value.value * size, size) if value else None
+
+
 def number_of(text: str) -> Value | None:
     """The number that an answer is, its unit aside."""
     value = read_number(text)

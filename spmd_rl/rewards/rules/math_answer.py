@@ -3,7 +3,16 @@
 from spmd_rl.rewards.grade import Grade, RewardSample
 from spmd_rl.rewards.math_equality.algebra import parse, parse_gold, prepare, verified
 from spmd_rl.rewards.math_equality.equal import clean, equal
-from spmd_rl.rewards.math_equality.extract import PLACES, THOUSANDS, boxes, find_answer, is_prose, tidy
+from spmd_rl.rewards.math_equality.extract import (
+    PLACES,
+    SEARCHED_CHARACTERS,
+    THOUSANDS,
+    boxes,
+    find_answer,
+    is_prose,
+    pick,
+    tidy,
+)
 from spmd_rl.rewards.math_equality.numbers import plain_number, read_number
 from spmd_rl.rewards.math_equality.spans import western
 from spmd_rl.rewards.math_equality.words import told
@@ -20,7 +29,7 @@ def math_answer(sample: RewardSample, extract: str = "boxed|answer:|answer is|fi
 
 def graded(sample: RewardSample, places: tuple[str, ...] = PLACES, response: str | None = None) -> Grade:
     """A sample's Grade of 1.0 or 0.0, by the answer that stands in one of `places` of its (or another) response."""
-    grade, stated = _judge(sample.answer, sample.response if response is None else response, places)
+    grade, stated = _judge(sample.answer, sample.opened_response if response is None else response, places)
     if sample.finish_reason == "length" and not stated and grade.cause != "correct":
         return Grade(0.0, "truncated", grade.extracted)
     return grade
@@ -77,6 +86,9 @@ def _judge(gold: str, response: str, places: tuple[str, ...]) -> tuple[Grade, bo
     if not same and not found.stated and not numeric:
         if found.joined and any(equal(gold, item) for item in found.joined.split(" or ")):
             return Grade(0.0, "wrong", found.joined), False  # one of several
+        formula = pick(found.text[-SEARCHED_CHARACTERS:], last=True)
+        if formula is not None and equal(gold, tidy(formula)):
+            return Grade(1.0, "correct", tidy(formula)), False
         # The whole response, in which math-verify searches a formula.
         parsed = parse(found.text)
         if not parsed:
