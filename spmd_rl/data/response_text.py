@@ -49,13 +49,16 @@ class ResponseText:
         """`ends`: further end tokens. `skip_special_tokens`: leave all special tokens out, tags like <think> too."""
         self._tokenizer, self._skip = tokenizer, skip_special_tokens
         self._hidden = {tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.pad_token_id, *ends}
+        # SentencePiece and its kin leave the space out that a text's first token begins with; a response is no first.
+        line_end = tokenizer("\n", add_special_tokens=False)["input_ids"][-1:]
+        self._before = line_end if decode(tokenizer, line_end * 2) == "\n\n" else []
 
     def ids(self, ids: Sequence[int]) -> list[int]:
         """Return those that are shown."""
         return [id for id in ids if id not in self._hidden]
 
     def __call__(self, ids: Sequence[int]) -> str:
-        return decode(self._tokenizer, self.ids(ids), special=not self._skip)
+        return decode(self._tokenizer, [*self._before, *self.ids(ids)], special=not self._skip)[len(self._before) :]
 
 
 def _of_file(model_path: str, name: str) -> Any:

@@ -7,6 +7,7 @@ import pytest
 
 from spmd_rl.data.response_text import ResponseText, described, end_tokens
 from spmd_rl.data.sources.prompts import Prompt
+from spmd_rl.data.text_stream import TextStream
 from spmd_rl.data.tokens import decode, encode_rendered, load_tokenizer, render_text
 from spmd_rl.rewards.reward_sample import of_record, of_tokens
 from spmd_rl.rewards.rules.format import format_tags
@@ -47,6 +48,45 @@ def test_what_a_rule_sees_joined_to_the_prompt_is_the_tokens_that_are_trained_on
         assert sample.prompt == "What is 3+4? ünï" and sample.rendered == text
         assert sample.response == words
         assert encode_rendered(tokenizer, [sample.rendered + sample.response])[0] == ids + made[:-1]
+
+
+@pytest.mark.parametrize("kind", ["Llama 2", "Mistral"])
+def test_the_space_that_a_response_begins_with_is_seen_where_a_text_would_lose_it(kind):
+    tokenizer = sentencepiece(kind)
+    [text] = render_text(tokenizer, [[{"role": "user", "content": "3+4?"}]])
+    [ids] = encode_rendered(tokenizer, [text])
+    prompt, shown = Prompt(0, tuple(ids), "3+4?", "7", {}), ResponseText(tokenizer, [tokenizer.eos_token_id])
+    for words in (["▁7"], ["▁", "▁7"], ["7"], ["<think>", "▁7", "</think>"], ["<0xE8>", "<0xAE>", "<0xA9>", "▁7"], []):
+        made = tokenizer.convert_tokens_to_ids([*words, "</s>"])
+        sample = of_tokens(prompt, decode(tokenizer, ids, special=True), shown(made), made, "stop", 99)
+        assert sample.rendered + sample.response == decode(tokenizer, ids + made[:-1], special=True)
+        stream = TextStream(tokenizer, [tokenizer.eos_token_id])
+        assert "".join([*(stream.add([id]) for id in made), stream.add([], last=True)]) == sample.response
+
+
+def sentencepiece(kind):
+    """Make a tokenizer that begins words with ▁, and text with one that nobody wrote."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    letters = sorted({*"abcdefghijklmnopqrstuvwxyz0123456789+?:[]\n▁"})
+    words = ["<s>", "</s>", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *letters, "▁7"]
+    vocabulary = {word: id for id, word in enumerate(words)}
+    made = Tokenizer(models.BPE(vocab=vocabulary, merges=[("▁", "7")], byte_fallback=True, unk_token="<unk>"))
+    if kind == "Llama 2":
+        made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    else:
+        made.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="first", split=False)
+    strip = [decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    made.decoder = decoders.Sequence([decoders.Replace("▁", " "), *strip])
+    made.add_special_tokens([AddedToken(word, special=True, normalized=False) for word in ("<s>", "</s>")])
+    made.add_tokens([AddedToken(word, normalized=False) for word in ("<think>", "</think>")])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+    tokenizer.chat_template = (
+        "{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m.content }}{% endfor %}"
+        "{% if add_generation_prompt %} [bot]:{% endif %}"
+    )
+    return tokenizer
 
 
 def test_a_setting_leaves_all_special_tokens_out(tokenizer):
