@@ -63,5 +63,7 @@ def test_a_token_beyond_the_models_embedding_is_refused_with_its_row_and_the_siz
     prompts = {"train": [Prompt(0, (1, 514), "", "", {}, "a"), Prompt(3, (5, 515), "", "", {}, "b.jsonl")]}
     inputs = Inputs(load_tokenizer(tiny_models["llama"]), prompts)
     refuse_unknown_tokens(inputs, 516)
+    with pytest.raises(ValueError, match=r"^model: row 3 of b.jsonl"):
+        refuse_unknown_tokens(inputs, 515, "model")
     with pytest.raises(ValueError, match=r"row 3 of b.jsonl has the token .* \(id 515\), .* for 515, ids 0 to 514"):
         refuse_unknown_tokens(inputs, 515)

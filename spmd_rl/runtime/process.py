@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -18,6 +19,8 @@ from spmd_rl.config.redact import hide_in
 from spmd_rl.distributed.environment import local_rank_from_environment, rank_from_environment
 
 USER_ERROR = 2
+OTHERS_WAIT_SECONDS = 10.0
+"""Local ranks but the first leave their node's first one so long to say what is wrong."""
 Settings = TypeVar("Settings")
 Started = Callable[[], None]
 """To be called once, when all is there that lives as long as the program."""
@@ -86,12 +89,17 @@ def user_errors_exit() -> Iterator[None]:
 
 
 def exit_with_usage_error(error: ValueError) -> NoReturn:
-    """Say what the user can change, once a node, and leave."""
+    """Say what the user can change, and leave.
+
+    What all ranks of a node have met its first one says, and torchrun ends the others then.
+    """
     hide_in(error)
-    if local_rank_from_environment() == 0:
-        print(f"\nspmd_rl cannot start:\n{error}\n", file=sys.stderr, flush=True)
-        if os.environ.get("SPMD_RL_TRACEBACK"):
-            traceback.print_exc()
+    if rank := local_rank_from_environment():
+        time.sleep(OTHERS_WAIT_SECONDS)
+    which = f"local rank {rank} of spmd_rl" if rank else "spmd_rl"
+    print(f"\n{which} cannot start:\n{error}\n", file=sys.stderr, flush=True)
+    if os.environ.get("SPMD_RL_TRACEBACK"):
+        traceback.print_exc()
     if "TORCHELASTIC_ERROR_FILE" in os.environ:
         # torchrun ends with a report on the first rank that failed; it quotes this: the last words are the reason.
         from spmd_rl.health.error_file import ErrorFileHandler

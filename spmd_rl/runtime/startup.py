@@ -112,14 +112,14 @@ def describe_ends(config: Config, tokenizer: Any) -> str:
     return described(tokenizer, ends, (*config.rollout.stop, *config.rollout.stop_token_ids))
 
 
-def refuse_unknown_tokens(inputs: Inputs, rows: int) -> None:
-    """Raise ValueError for a prompt with a token id beyond the model's `rows` of embeddings."""
+def refuse_unknown_tokens(inputs: Inputs, rows: int, knob: str = "model.path") -> None:
+    """Raise ValueError for a prompt with a token id beyond the model's `rows` of embeddings; `knob` names the model."""
     for prompt in (prompt for split in inputs.prompts.values() for prompt in split):
         token = max(prompt.token_ids, default=0)
         if token >= rows:
             word = inputs.tokenizer.convert_ids_to_tokens(token)
             raise ValueError(
-                f"model.path: row {prompt.index} of {prompt.source} has the token {word} (id {token}), and the model "
+                f"{knob}: row {prompt.index} of {prompt.source} has the token {word} (id {token}), and the model "
                 f"has embeddings for {rows}, ids 0 to {rows - 1}; the tokenizer has {len(inputs.tokenizer)} tokens: "
                 "resize the model's embeddings to it, or take the token out of the tokenizer"
             )

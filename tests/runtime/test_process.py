@@ -1,6 +1,9 @@
 import gc
+import os
 import subprocess
 import sys
+
+import pytest
 
 from spmd_rl.runtime.process import USER_ERROR, collecting_no_garbage
 
@@ -28,14 +31,30 @@ launch(lambda arguments: 7, live, [])
 """
 
 
-def ended(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+def ended(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | variables
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment)
 
 
 def test_what_is_wrong_with_the_settings_ends_a_program_before_torch_comes_in():
     end = ended(REFUSES)
     assert end.returncode == USER_ERROR and "begun" not in end.stdout
     assert "spmd_rl cannot start:\ntrain.steps = 0: out of range" in end.stderr
+
+
+@pytest.mark.parametrize("only", ["", "1"])
+def test_what_all_ranks_of_a_node_have_met_its_first_one_says_and_another_what_it_alone_has_met(tmp_path, only):
+    hangs = f"    if os.environ['LOCAL_RANK'] not in '{only or '0 1 2'}':\n        time.sleep(600)\n"
+    script = tmp_path / "refuses.py"
+    short = "import os, time\nimport spmd_rl.runtime.process as p\np.OTHERS_WAIT_SECONDS = "
+    short += f"{1.0 if only else 120.0}\n\ndef conf"
+    script.write_text(REFUSES.replace("def conf", short).replace("    raise Val", hangs + "    raise Val"))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "3", str(script)]
+    end = subprocess.run(command, capture_output=True, text=True, check=False)
+    who = f"\nlocal rank {only} of spmd_rl" if only else "\nspmd_rl"
+    _, said, rest = end.stderr.partition(f"{who} cannot start:\ntrain.steps = 0: out of range\n")
+    assert end.returncode != 0 and said, end.stderr
+    assert end.stderr.count("cannot start") == 1 and "ValueError: train.steps = 0: out of range" in rest
 
 
 def test_a_program_lives_after_its_start_and_ends_well():
