@@ -92,7 +92,7 @@ def run_rank(program: Program, started: Started) -> None:
     with user_errors_exit():
         platform, applied = _prepare(program)
         inputs = program.read()
-        refuse_unknown_tokens(inputs, program.shape.vocabulary)
+        refuse_unknown_tokens(inputs, program.shape.vocabulary, config.model.knob)
         inputs = replace(inputs, notes=[*inputs.notes, describe_ends(config, inputs.tokenizer)])
         first = next(iter(inputs.prompts.values()), ())[:1]
         graders = start_graders(config, first[0], inputs.tokenizer) if first else None
@@ -155,9 +155,12 @@ class Training:
         """Find where the run goes on, begin its log, and build the worker."""
         from spmd_rl.distributed.gather import gather
         from spmd_rl.runtime.resume_point import resume_point
+        from spmd_rl.runtime.run_directory import hold, keep_finished
         from spmd_rl.worker.train_worker import TrainWorker
 
         config, world, inputs = self.config, rank.world, rank.inputs
+        with doing("waits for its directory"):
+            self.lock = hold(self.directory, world)
         restarts = max(gather(restarts_from_environment(), world.payload))  # torchrun counts on each node for itself
         faults = None
         if config.inject:
@@ -166,6 +169,8 @@ class Training:
             faults = FaultInjector(config, self.directory, world.rank, restarts)  # they may strike from now on
         with doing("looks for a checkpoint to go on from"):
             resumed, found = resume_point(config, self.directory, world)
+        if resumed is None or not resumed.same_run:
+            keep_finished(config, self.directory, world)
         self.sources = sources(inputs.prompts["train"], config.reward.rules)
         if resumed is not None and not resumed.only_weights:
             state = resumed.saved.state()
@@ -212,6 +217,8 @@ class Training:
             except BaseException:
                 session.checkpoints.complete_while_failing()
                 raise
+        if self.lock is not None:
+            self.lock.release()
         ranks.stop()
 
 

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 from spmd_rl.config.config import CheckpointConfig
+from spmd_rl.config.loading import read_settings
 from spmd_rl.data.samples import SAMPLES, samples_step
 from spmd_rl.runlog.checkpoint_store import CheckpointStore
 
@@ -15,6 +16,18 @@ WRITTEN_HERE = (
     *("config.yaml", METRICS, RANKS, "run.log", SAMPLES, EVALUATIONS, "tensorboard", "wandb", "hf", "report", "hang"),
     CHECKPOINTS,
 )
+
+
+def finished_steps(run_dir: Path) -> int:
+    """Return the steps of the finished run that a directory holds; 0: it holds none."""
+    try:
+        told = read_settings(run_dir / "config.yaml")
+        last = (run_dir / METRICS).read_text(encoding="utf-8").splitlines()[-1:]
+        done, wanted = (json.loads(line)["step"] for line in last), told["train.steps"]
+        whole = (run_dir / "hf").is_dir() or not told.get("run.export_hf", True)
+        return wanted if whole and next(done, 0) >= wanted else 0
+    except (OSError, ValueError, KeyError, TypeError):  # no run that ended as one does
+        return 0
 
 
 def lost_work(run_dir: Path, step: int) -> tuple[int, float]:
