@@ -2,7 +2,6 @@
 
 import os
 import signal
-from dataclasses import asdict
 from pathlib import Path
 
 from spmd_rl.config.config import Config
@@ -43,8 +42,9 @@ def keep_finished(config: Config, run_dir: Path, world: World) -> None:
 
 def _refuse_together(problem: Problem | None, world: World) -> None:
     """Raise ConfigError on all ranks for what rank 0 has met."""
-    told = gather(asdict(problem) | {"value": str(problem.value)} if problem is not None else None, world.payload)[0]
-    refuse([Problem(**told)] if told is not None else [])
+    parts = [problem.knob, str(problem.value), problem.met, problem.way] if problem is not None else []
+    told = gather(parts, world.payload)[0]
+    refuse([Problem(*told)] if told else [])
 
 
 def _end(why: str) -> None:
