@@ -1,10 +1,22 @@
 #!/usr/bin/env bash
-# The whole test suite, set-up included: bash launch/test.sh [arguments for pytest]
+# The tests, set-up included: bash launch/test.sh [quick|main|nightly] [arguments for pytest]
+#   quick    no rank, no engine: at every save
+#   main     each law once, on real ranks and engines too: before a change lands (what is run where nothing is named)
+#   nightly  everything there is, in another order each time
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+case "${1:-}" in
+quick | main | nightly) set=$1 && shift ;;
+*) set=main ;;
+esac
 bash launch/setup_env.sh cpu
 source launch/env.cpu.sh
 
 .venv/bin/ruff check
 .venv/bin/ruff format --check
-exec .venv/bin/python -m pytest "$@"
+pytest() { .venv/bin/python -m pytest "$@"; }
+case "$set" in
+quick) pytest -m "not spmd and not slow" -n 2 --dist loadfile "$@" ;;
+main) pytest -m "not slow" "$@" ;;
+nightly) SPMD_RL_KILLS=10 pytest --full --shuffle "$(date +%j)" "$@" ;;
+esac

@@ -1,6 +1,7 @@
 """What all tests share: tiny random models, made once, and a real small one."""
 
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,10 @@ from hypothesis import settings
 
 from tiny_models import make_tiny
 from tiny_tokenizer import make_tokenizer
+
+TESTS = Path(__file__).parent
+# Place -> the set that its tests belong to; the other markers stand at the tests.
+MARKS = {"spmd/": "spmd", "launch/test_nodes.py": "spmd"}
 
 # Machines are shared: how long an example takes says nothing.
 settings.register_profile("untimed", deadline=None)
@@ -26,6 +31,24 @@ YARN = {
     "mscale": 1.0,
     "mscale_all_dim": 1.0,
 }
+
+
+def pytest_addoption(parser):
+    parser.addoption("--full", action="store_true", help="every combination, not just every pair of values")
+    parser.addoption("--shuffle", type=int, metavar="SEED", help="run files, and the tests in each, in another order")
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest brings together what shares a fixture
+def pytest_collection_modifyitems(config, items):
+    for item in items:
+        place = item.path.relative_to(TESTS).as_posix()
+        for start, mark in MARKS.items():
+            if place.startswith(start):
+                item.add_marker(mark)
+    if (seed := config.getoption("shuffle")) is not None:
+        draw = random.Random(seed)
+        files = {item.path: draw.random() for item in items}
+        items.sort(key=lambda item: (files[item.path], draw.random()))
 
 
 @pytest.fixture(scope="session")

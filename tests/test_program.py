@@ -1,6 +1,8 @@
 """What the program looks at before ranks meet, asked without starting any."""
 
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 
@@ -8,7 +10,15 @@ from spmd_rl.config.loading import load_config
 from spmd_rl.data.sources.prompts import Prompt
 from spmd_rl.data.tokens import load_tokenizer
 from spmd_rl.models.model_shape import read_model_shape
-from spmd_rl.runtime.startup import Inputs, check_weights, read_inputs, refuse_unknown_tokens, start_graders
+from spmd_rl.runtime.process import USER_ERROR, user_errors_exit
+from spmd_rl.runtime.startup import (
+    Inputs,
+    check_weights,
+    configure,
+    read_inputs,
+    refuse_unknown_tokens,
+    start_graders,
+)
 from tiny_models import make_tiny
 from tiny_tokenizer import make_tokenizer
 
@@ -57,6 +67,46 @@ def test_without_rules_there_are_no_graders(tiny_models, scorer):
     graders.submit(0, None)
     assert graders.collect(block=True) == [] and graders.busy_seconds == 0.0
     graders.close()
+
+
+def cannot_start(capsys, *arguments) -> str:
+    """Return what a run says that does not come to where its ranks would meet."""
+    with pytest.raises(SystemExit) as left, user_errors_exit():
+        short = ("--data.max_prompt_length", 120, "--rollout.max_response_length", 8, "--data.arithmetic.problems", 40)
+        config, shape = configure([str(word) for word in (*short, *arguments)])
+        check_weights(config, shape)
+        inputs = read_inputs(config)
+        start_graders(config, inputs.prompts["train"][0], inputs.tokenizer).close()
+    assert left.value.code == USER_ERROR
+    said = capsys.readouterr().err
+    assert "spmd_rl cannot start" in said and "Traceback" not in said
+    return said
+
+
+def test_all_problems_of_a_configuration_are_listed_at_once(tiny_models, capsys, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    wrong = ("--parallel.tensor", 4, "--train.minibatches", 3, "--rollout.temperature", 0.0)
+    text = cannot_start(capsys, "--model.path", tiny_models["qwen3"], *wrong)
+    for knob in ("parallel.tensor x parallel.pipeline = 4 x 1", "train.minibatches = 3", "rollout.temperature = 0.0"):
+        assert knob in text
+
+
+def test_a_truncated_weight_file_is_named(tiny_models, tmp_path, capsys):
+    model = Path(shutil.copytree(tiny_models["llama"], tmp_path / "model"))
+    weights = model / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    assert str(weights) in cannot_start(capsys, "--model.path", model)
+
+
+def test_an_error_says_no_secrets(tiny_models, capsys):
+    address = "https://canary-name:canary-word@example.org/rows?version=2&access_token=canary-parameter"
+    text = cannot_start(capsys, "--model.path", tiny_models["llama"], "--data.source", address)
+    assert "data.source = https://***@example.org/rows?version=2&access_token=***" in text and "canary" not in text
+
+
+def test_a_reward_rule_that_cannot_be_imported_is_named(tiny_models, capsys):
+    rules = ("--reward.rules", "no_such_module:grade", "1.0")
+    assert "no_such_module" in cannot_start(capsys, "--model.path", tiny_models["llama"], *rules)
 
 
 def test_a_token_beyond_the_models_embedding_is_refused_with_its_row_and_the_sizes(tiny_models):

@@ -69,17 +69,20 @@ def test_a_directory_without_a_tokenizer_is_refused(tmp_path):
         load_tokenizer(str(tmp_path))
 
 
-def test_gsm8k_becomes_prompts_within_five_seconds(tokenizer):
+def test_gsm8k_becomes_prompts_in_little_more_time_than_rendering_takes(tokenizer):
     source = DATA / "gsm8k" / "train.jsonl"
     if not source.is_file():
         pytest.skip(f"{source} is not there; set SPMD_RL_TEST_DATA")
     config = Config(ModelConfig("m"), DataConfig(source=str(source), prompt_column="question"))
     started = time.process_time()
     loaded = load_prompts(config, tokenizer, "train")
-    assert time.process_time() - started < 5
+    together = time.process_time() - started
     assert len(loaded.prompts) == 7473
-    first = json.loads(source.open().readline())
-    assert list(loaded.prompts[0].token_ids) == render(tokenizer, [{"role": "user", "content": first["question"]}])
+    some = [json.loads(line)["question"] for line in source.read_text().splitlines()[:500]]
+    started = time.process_time()
+    one_by_one = [render(tokenizer, [{"role": "user", "content": question}]) for question in some]
+    assert together < 3 * (time.process_time() - started) / len(some) * len(loaded.prompts)
+    assert [list(prompt.token_ids) for prompt in loaded.prompts[: len(some)]] == one_by_one
 
 
 def test_dapo_rows_are_read_as_they_are_published(tokenizer):

@@ -2,13 +2,15 @@
 
 import json
 import re
-import time
 from pathlib import Path
 
 import pytest
 
+from deadlines import slowdown
 from launch.nodes import Nodes, ended, ip, require_namespaces
 from spmd.test_program import flags, start
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(autouse=True)
@@ -65,10 +67,8 @@ def test_a_node_that_is_gone_ends_the_run_with_an_error_that_names_its_rank(coun
         total = sum(range(1, count + 1))
         assert f"sum {total} of {count} ranks, 1 a node, reads peers: False\n" in lines, "".join(lines)
         nodes.cut(last) if count == 3 else running[last].kill()
-        gone = time.monotonic()
         go.touch()
-        told = ended(running, 60)
-        assert time.monotonic() - gone < 60
+        told = ended(running, 60 * slowdown())
     assert all(process.returncode for process in running)
     # Of a node that is dead, rank 0 may hear from the network, or hear nothing more.
     assert re.search(rf"MissingRanks: rank {last} (did not arrive|is gone) at verb 'next'", told[0]), told[0]
@@ -148,7 +148,7 @@ def test_a_dead_link_is_reported_with_the_node_or_the_ranks_at_its_ends(way, tmp
     assert text.rstrip() in told[0]
     late = float(re.search(r"reported (\d+\.\d) s after the deadline", text)[1])
     print(f"{way}: reported {late} s after the deadline")
-    assert late < 5.0, text
+    assert late < 5.0 * slowdown(), text
     assert re.search(r"rank(s 0-2| 0 \(.*\)) (wait )?in step \d+, update", text.replace("waits", "wait")), text
     if count == 2:
         assert re.search(r"no sign of life from rank 1 for 6 s", text), text

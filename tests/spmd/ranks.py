@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from spmd.server import Server
+from spmd.server import the_server
 from spmd_rl.testing.launcher import ROOT
 
 __all__ = ("ROOT", "arguments", "end_megatron", "join", "ready", "report", "run_ranks")
@@ -15,8 +15,7 @@ __all__ = ("ROOT", "arguments", "end_megatron", "join", "ready", "report", "run_
 
 def run_ranks(module: str, ranks: int, arguments: dict, timeout_seconds: float = 600) -> list[dict]:
     """Have so many ranks call `module.main()`, which calls `report(...)` once. Returns the reports in rank order."""
-    with Server(ranks) as server:
-        return server.run(module, arguments, timeout_seconds)
+    return the_server().run(module, ranks, arguments, timeout_seconds)
 
 
 def arguments() -> dict:
@@ -29,17 +28,15 @@ def report(rank: int, value: dict) -> None:
     (Path(os.environ["SPMD_TEST_DIR"]) / f"rank{rank}.json").write_text(json.dumps(value))
 
 
-_patched: set[str] = set()
-_worlds: list[Any] = []
+_patched: dict[str, str] = {}
+"""Library -> the machine, as patches know it."""
 
 
 def join(platform: Any) -> Any:
-    """In a rank: the world, which all jobs of a server share."""
+    """In a rank: the world."""
     from spmd_rl.distributed import world as worlds
 
-    if not _worlds:
-        _worlds.append(worlds.start(platform, 600))
-    return _worlds[0]
+    return worlds.start(platform, 600)
 
 
 def ready(*libraries: str) -> Any:
@@ -48,18 +45,25 @@ def ready(*libraries: str) -> Any:
     The platform is the CPU, or the test's `platform`, which a package on its `paths` may bring.
     """
     from spmd_rl import platforms
-    from spmd_rl.patches.patch import apply_all
 
     if paths := [path for path in arguments().get("paths", ()) if path not in sys.path]:
         sys.path[:0] = paths
         platforms._table.cache_clear()
     platform = platforms.current(arguments().get("platform", "cpu"))
     platform.set_environment()
+    patched(platform, *libraries)
+    return platform
+
+
+def patched(platform: Any, *libraries: str) -> None:
+    """Have the libraries' patches applied, once in a process and what is forked from it."""
+    from spmd_rl.patches.patch import apply_all
+
     new = [library for library in libraries if library not in _patched]
-    _patched.update(new)
+    assert all(_patched[library] == platform.patches for library in libraries if library not in new)
+    _patched.update(dict.fromkeys(new, platform.patches))
     patches = [importlib.import_module(f"spmd_rl.patches.{library}").PATCHES for library in new]
     apply_all([patch for some in patches for patch in some], platform.patches)
-    return platform
 
 
 def end_megatron() -> None:

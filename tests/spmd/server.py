@@ -1,113 +1,182 @@
-"""Ranks under torchrun that do one job after another for the tests.
+"""Ranks for the tests, without the minutes that importing takes: one process imports everything, and each job's ranks
+are forked from it. So no job sees what another has left in a process.
 
 A job is a module with a `main()` that every rank calls (see spmd/ranks.py). A job that fails or takes too long is named
-with the end of what its ranks said.
+with the end of what its ranks said, and with what its first rank that failed raised.
 """
 
+import atexit
 import importlib
 import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 import traceback
+from functools import cache
 from pathlib import Path
-from typing import Self
 
-from spmd_rl.testing.launcher import ROOT, environment, torchrun
+from spmd_rl.testing.launcher import ROOT, environment
 
 LOOK_SECONDS = 0.01
+# What the ranks of most jobs import, in the end, beside what the program's own modules import on loading.
+PRELOADED = (
+    "megatron.core.dist_checkpointing",
+    "vllm.entrypoints.llm",
+    "vllm.v1.worker.cpu_worker",
+    "transformers",
+    "spmd_rl.worker.train_worker",
+    "spmd_rl.rollout.engine",
+)
 
 
 class Server:
-    """The ranks of one torchrun, as the tests see them."""
+    """The process from which ranks are forked, as the tests see it."""
 
-    def __init__(self, ranks: int) -> None:
-        self.ranks, self.jobs = ranks, 0
-        self.directory = Path(tempfile.mkdtemp(prefix=f"spmd_{ranks}_ranks_"))
-        self.said = self.directory / "said.txt"
-        with self.said.open("wb") as said:
+    def __init__(self) -> None:
+        self.jobs = 0
+        self.directory = Path(tempfile.mkdtemp(prefix="spmd_ranks_"))
+        with (self.directory / "said.txt").open("wb") as said:
             self.process = subprocess.Popen(
-                torchrun(ranks, "-m", "spmd.server", str(self.directory), str(os.getpid())),
+                [sys.executable, "-m", "spmd.server"],
                 env=environment(ROOT / "tests", VLLM_LOGGING_LEVEL="ERROR", PYTHONWARNINGS="ignore"),
                 cwd=ROOT,
-                stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=subprocess.STDOUT,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=said,
+                text=True,
             )
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-        shutil.rmtree(self.directory, ignore_errors=True)
-
-    def run(self, module: str, arguments: dict, timeout_seconds: float) -> list[dict]:
-        """Have every rank call `module.main()`. Returns their reports in rank order."""
+    def run(self, module: str, ranks: int, arguments: dict, timeout_seconds: float) -> list[dict]:
+        """Have so many ranks call `module.main()`. Returns their reports in rank order."""
         job = self.directory / f"job_{self.jobs}"
         self.jobs += 1
         job.mkdir()
         (job / "arguments.json").write_text(json.dumps(arguments))
-        begin = self.said.stat().st_size
-        _write(job / "module", module)
-        done = [job / f"done{rank}" for rank in range(self.ranks)]
-        deadline = time.monotonic() + timeout_seconds
-        while not all(path.exists() for path in done):
-            time.sleep(LOOK_SECONDS)
-            late = time.monotonic() > deadline
-            if late or self.process.poll() is not None:
-                missing = [rank for rank, path in enumerate(done) if not path.exists()]
-                self.stop()
-                said = self.said.read_bytes()[begin:].decode(errors="replace")
-                why = f"did not end within {timeout_seconds:g} s" if late else "failed"
-                raise AssertionError(f"{module} on {self.ranks} ranks {why}, on ranks {missing}:\n{said[-8000:]}")
-        return [json.loads((job / f"rank{rank}.json").read_text()) for rank in range(self.ranks)]
+        asked = {"module": module, "ranks": ranks, "directory": str(job), "timeout_seconds": timeout_seconds}
+        try:
+            self.process.stdin.write(json.dumps(asked) + "\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            pass
+        if not (answer := self.process.stdout.readline()):
+            raise AssertionError(f"what ranks are forked from has ended:\n{_end(self.directory / 'said.txt')}")
+        if problem := json.loads(answer)["problem"]:
+            raised = "".join(path.read_text() for path in sorted(job.glob("raised*"))[:1])
+            raise AssertionError(f"{_end(job / 'said.txt')}\n{module} on {ranks} ranks {problem}\n{raised}")
+        return [json.loads((job / f"rank{rank}.json").read_text()) for rank in range(ranks)]
 
     def stop(self) -> None:
-        """End the ranks; torchrun ends what it has started."""
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-            try:
-                self.process.wait(30)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
+        """End it; with it ends what it has forked."""
+        self.process.stdin.close()
+        self.process.wait()
+        shutil.rmtree(self.directory, ignore_errors=True)
 
 
-def _write(path: Path, text: str) -> None:
-    """Let a file appear whole."""
-    part = path.with_suffix(".part")
-    part.write_text(text)
-    part.rename(path)
+@cache
+def the_server() -> Server:
+    """Return the one of this session of tests."""
+    server = Server()
+    atexit.register(server.stop)
+    return server
 
 
-def serve(directory: Path, parent: int) -> None:
-    """In a rank: do one job after another; end with the tests that asked, or with the first job that fails."""
-    from spmd.ranks import end_megatron
+def _end(file: Path) -> str:
+    return file.read_text(errors="replace")[-6000:]
 
-    rank, number = int(os.environ["RANK"]), 0
-    while True:
-        job = directory / f"job_{number}"
-        while not (job / "module").exists():
-            time.sleep(LOOK_SECONDS)
-            if not Path(f"/proc/{parent}").exists():
-                os._exit(0)
-        number += 1
-        os.environ["SPMD_TEST_DIR"] = str(job)
-        try:
-            importlib.import_module((job / "module").read_text()).main()
-            if "megatron.core" in sys.modules:
-                end_megatron()
-        except BaseException:
-            traceback.print_exc()
-            sys.stderr.flush()
+
+def preload() -> None:
+    """Import what ranks on a CPU import, with the patches of all libraries."""
+    import gc
+
+    from spmd.ranks import patched
+    from spmd_rl.platforms.cpu import CPU
+
+    CPU.set_environment()
+    patched(CPU, "megatron_core", "vllm")
+    for module in PRELOADED:
+        importlib.import_module(module)
+    gc.collect()
+    gc.freeze()  # what is never looked at is never copied
+
+
+def serve() -> None:
+    """Fork the ranks of one job after another, until who asks is gone."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what a library prints is no answer
+    preload()
+    # Fork copies the thread that forks, and no other.
+    assert len(list(Path("/proc/self/task").iterdir())) == 1, "importing has started threads"
+    parent = os.getppid()
+    for line in sys.stdin:
+        problem = _do(json.loads(line), parent)
+        print(json.dumps({"problem": problem}), file=answers, flush=True)
+
+
+def _do(job: dict, parent: int) -> str:
+    """Fork a job's ranks and wait for them; what went wrong."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    deadline = time.monotonic() + job["timeout_seconds"]
+    running: dict[int, int] = {}
+    for rank in range(job["ranks"]):
+        if (process := os.fork()) == 0:
+            _rank(job, rank, port)
+        running[process] = rank
+    problem = ""
+    while running:
+        process, status = os.waitpid(-1, os.WNOHANG)
+        if process:
+            rank = running.pop(process)
+            if status and not problem:
+                problem = f"failed: rank {rank} ended with {os.waitstatus_to_exitcode(status)}"
+                _kill(running)
+            continue
+        if not problem and time.monotonic() > deadline:
+            problem = f"did not end within {job['timeout_seconds']:g} s, on ranks {sorted(running.values())}"
+            _kill(running)
+        if os.getppid() != parent:
+            _kill(running)
             os._exit(1)
-        _write(job / f"done{rank}", "")
+        time.sleep(LOOK_SECONDS)
+    return problem
+
+
+def _kill(processes: dict[int, int]) -> None:
+    for process in processes:
+        os.kill(process, signal.SIGKILL)
+
+
+def _rank(job: dict, rank: int, port: int) -> None:
+    """Be a rank of a job, as torchrun would have started it."""
+    directory = Path(job["directory"])
+    status = 1
+    try:
+        out = os.open(directory / "said.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        for number, file in enumerate((os.open(os.devnull, os.O_RDONLY), out, out)):
+            os.dup2(file, number)
+        size = job["ranks"]
+        os.environ |= {"SPMD_TEST_DIR": str(directory), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        os.environ |= {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
+        importlib.import_module(job["module"]).main()
+        (directory / f"done{rank}").touch()
+        while rank == 0 and len(list(directory.glob("done*"))) < size:  # it has the store of them all
+            time.sleep(LOOK_SECONDS)
+        status = 0
+    except BaseException:
+        (directory / f"raised{rank}").write_text(traceback.format_exc()[-4000:])
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
 
 
 if __name__ == "__main__":
-    serve(Path(sys.argv[1]), int(sys.argv[2]))
+    serve()

@@ -5,9 +5,12 @@ import itertools
 import pytest
 import torch
 
+from spmd.covering import covering
 from spmd.engine_ranks import TEMPERATURE
 from spmd.ranks import run_ranks
 from tiny_models import make_tiny
+
+pytestmark = pytest.mark.engine
 
 YARN = {
     "rope_type": "yarn",
@@ -28,6 +31,7 @@ MODELS = {
 }
 SPARSE = tuple(name for name in MODELS if "moe" in name or "deepseek" in name)
 # Model, tensor, data, expert parallel, by number of ranks: with four, two groups side by side, and one of everything.
+# All of them with --full; else as many as have every pair of two settings once.
 CASES = {
     1: [(name, 1, 1, False) for name in MODELS],
     2: [
@@ -55,6 +59,11 @@ def models(tmp_path_factory):
 def cases(request, models):
     """Case -> what each rank found."""
     ranks = request.param
+    named = [(ranks, *one) for ranks, them in CASES.items() for one in them]
+    if not request.config.getoption("full"):
+        settings = [dict(zip(("model", "tensor", "data", "expert"), one, strict=True)) for _, *one in named]
+        named = [named[number] for number in covering(settings, [ranks for ranks, *_ in named])]
+    chosen = [tuple(one) for n, *one in named if n == ranks]
     asked = [
         {
             "models": models[name],
@@ -64,10 +73,10 @@ def cases(request, models):
             # Requests of each replica; replicas that run in step also with unequal numbers, one of them with none.
             "counts": [[REQUESTS] * (ranks // tensor)] + ([[0, 2] * (ranks // tensor // 2)] if data > 1 else []),
         }
-        for name, tensor, data, expert in CASES[ranks]
+        for name, tensor, data, expert in chosen
     ]
     reports = run_ranks("spmd.engine_ranks", ranks, {"cases": asked})
-    return {case: [report["cases"][i] for report in reports] for i, case in enumerate(CASES[ranks])}
+    return {case: [report["cases"][i] for report in reports] for i, case in enumerate(chosen)}
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from deadlines import slowdown
 from spmd_rl.testing.launcher import ROOT, environment, torchrun
 
 RULE = """
@@ -30,6 +31,7 @@ SILENT = ("stopped", "lock")
 LATE = ("late", 1)
 """It does not come to the next verb, for which rank 0 waits no longer than run.control_timeout_seconds."""
 GRACE_SECONDS = 5.0
+"""Between a deadline and its report, on a machine of one's own."""
 
 
 APART = ("apart", 0)
@@ -44,6 +46,8 @@ class Hung:
     output: str
     directory: Path
     report: str
+    slowdown: float
+    """Of the machine, at its worst while this ran."""
 
     @property
     def processes(self) -> dict[int, int]:
@@ -79,15 +83,17 @@ def hung(tmp_path_factory):
             stdout=open(directory / "output", "w"),  # noqa: SIM115 (the launch outlives this block)
             stderr=subprocess.STDOUT,
         )
-    ended = {}
+    ended, busy = {}, 1.0
     try:
         for (kind, rank), launcher in running.items():
             directory = root / f"{kind}{rank}"
-            status = launcher.wait(120)
+            while (status := launcher.poll()) is None:
+                busy = max(busy, slowdown(0.02))
+                time.sleep(0.5)
             output = (directory / "output").read_text()
             assert (directory / "hang").is_dir(), output
             [report] = (directory / "hang").glob("*/report.txt")
-            ended[kind, rank] = Hung(status, output, report.parent, report.read_text())
+            ended[kind, rank] = Hung(status, output, report.parent, report.read_text(), busy)
     finally:
         for launcher in running.values():
             end_tree(launcher)
@@ -118,7 +124,7 @@ def test_the_report_names_the_rank_its_phase_and_what_is_wrong_in_time(hung, kin
     assert re.search(rf"rank {1 - rank} .* waits in step 2, update \(learn\): .* \[all_reduce\], for \d+ s", report)
     late = float(re.search(r"reported (\d+\.\d) s after the deadline", report)[1])
     print(f"{kind}, rank {rank}: reported {late} s after the deadline")
-    assert late < GRACE_SECONDS, report
+    assert late < GRACE_SECONDS * hung[kind, rank].slowdown, report
 
 
 @pytest.mark.parametrize(("kind", "rank", "words"), KINDS)
@@ -128,7 +134,7 @@ def test_the_launch_fails_and_nothing_of_it_is_left(hung, kind, rank, words):
     if kind not in SILENT:  # torchrun tells of each rank that left by itself
         assert re.search(r"exitcode +: 75 ", run.output), run.output[-3000:]
     assert set(run.processes) == {0, 1}
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 20 * slowdown()
     while (left := left_of(run)) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert left == []

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from deadlines import slowdown
 from spmd.ranks import ROOT
 from spmd_rl.data.samples import read_samples
 from spmd_rl.patches import megatron_core, vllm
@@ -20,9 +20,10 @@ from tiny_models import make_tiny
 from tiny_tokenizer import make_tokenizer
 from tools import soak
 
+pytestmark = pytest.mark.engine
+
 RULES = '''
 import time
-
 def hangs_on_one(sample):
     """Every response that starts with a vowel takes for ever."""
     if sample.response[:1].lower() in "aeiou":
@@ -301,10 +302,10 @@ def test_sigterm_ends_all_ranks_within_ten_seconds(tiny_models, tmp_path):
                 break
         processes = psutil.Process(running.pid).children(recursive=True)
         assert len(processes) >= 4, "two ranks and two graders"
-        sent = time.monotonic()
+        until = time.monotonic() + 10 * slowdown()
         running.send_signal(signal.SIGTERM)
-        running.wait(10)
-        _, alive = psutil.wait_procs(processes, timeout=max(0.1, 10 - (time.monotonic() - sent)))
+        running.wait(until - time.monotonic())
+        _, alive = psutil.wait_procs(processes, timeout=max(0.1, until - time.monotonic()))
         assert alive == []
     finally:
         running.kill()
@@ -324,45 +325,11 @@ def test_a_rank_that_raises_ends_the_run_with_its_traceback(tiny_models, rules, 
     assert left_over(str(tmp_path)) == []
 
 
-def refused(model, tmp_path, ranks: int = 1, **others) -> str:
-    """What a run that cannot start says; it must say it soon, without a traceback, and exit with an error."""
-    running = start(flags(model, tmp_path / "run", **others), ranks)
-    output, _ = running.communicate(timeout=120)
+def test_a_reward_rule_that_returns_no_number_is_named_before_anything_starts(tiny_models, rules, tmp_path):
+    running = start(flags(tiny_models["llama"], tmp_path / "run", **{"reward.rules": (f"{rules}:says_words", "1.0")}))
+    output, _ = running.communicate(timeout=300)
     assert running.returncode != 0
     assert "spmd_rl cannot start" in output, output[-3000:]
     text = output[output.index("spmd_rl cannot start") :].split("E1")[0]
-    assert "Traceback" not in text.split("====")[0]
+    assert "says_words" in text and "'good'" in text and "Traceback" not in text.split("====")[0]
     assert not (tmp_path / "run").exists(), "a run that cannot start leaves nothing behind"
-    return text
-
-
-def test_all_problems_of_a_configuration_are_listed_at_once(tiny_models, tmp_path):
-    text = refused(
-        tiny_models["qwen3"], tmp_path, 2, **{"parallel.tensor": 4, "train.minibatches": 3, "rollout.temperature": 0.0}
-    )
-    for knob in ("parallel.tensor x parallel.pipeline = 4 x 1", "train.minibatches = 3", "rollout.temperature = 0.0"):
-        assert knob in text
-
-
-def test_a_truncated_weight_file_is_named(tiny_models, tmp_path):
-    model = shutil.copytree(tiny_models["llama"], tmp_path / "model")
-    weights = Path(model) / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1000])
-    text = refused(model, tmp_path)
-    assert str(weights) in text
-
-
-def test_an_error_says_no_secrets(tiny_models, tmp_path):
-    text = refused(tiny_models["llama"], tmp_path, **{"data.source": ADDRESS})
-    assert "data.source = https://***@example.org/rows?version=2&access_token=***" in text and "canary" not in text
-
-
-def test_a_reward_rule_that_cannot_be_imported_is_named(tiny_models, tmp_path):
-    assert "no_such_module" in refused(
-        tiny_models["llama"], tmp_path, **{"reward.rules": ("no_such_module:grade", "1.0")}
-    )
-
-
-def test_a_reward_rule_that_returns_no_number_is_named_before_anything_starts(tiny_models, rules, tmp_path):
-    text = refused(tiny_models["llama"], tmp_path, **{"reward.rules": (f"{rules}:says_words", "1.0")})
-    assert "says_words" in text and "'good'" in text

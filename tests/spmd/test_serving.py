@@ -13,6 +13,8 @@ import pytest
 
 from spmd.ranks import ROOT
 
+pytestmark = pytest.mark.engine
+
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 DEMO = str(ROOT / "configs" / "datasets" / "arithmetic_demo.yaml")
 QUESTIONS, SAMPLES = 5, 4

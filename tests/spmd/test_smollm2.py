@@ -6,6 +6,8 @@ import torch
 from spmd.ranks import run_ranks
 from spmd.whole import case, check_greedy, run
 
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
+
 
 def test_megatron_gives_the_log_probabilities_of_huggingface(smollm2):
     from transformers import AutoModelForCausalLM

@@ -9,14 +9,20 @@ from spmd.ranks import run_ranks
 from spmd.whole import RESPONSE, case, check_greedy, run
 from tests.platforms.installed import installed
 
+pytestmark = pytest.mark.engine
+
 ALGORITHM = {"kl_coefficient": 0.1, "entropy_coefficient": 0.01}
-# Of four ranks; what is left is data parallel.
-LAYOUTS = (
-    {"tensor": 2, "context": 2},
-    {"context": 2, "pipeline": 2},
-    {"tensor": 2, "pipeline": 2, "sequence": False},
-    {"pipeline": 2, "virtual": 2},
-)
+# Of four ranks; what is left is data parallel. By family: Megatron-Core cuts experts by tensor only with sequence
+# parallelism.
+LAYOUTS = {
+    "qwen2-tied": [{"tensor": 2, "context": 2}, {"tensor": 2, "pipeline": 2, "sequence": False}],
+    "deepseek_v3": [{"context": 2, "pipeline": 2}],
+}
+MORE_LAYOUTS = {
+    "qwen2-tied": [{"context": 2, "pipeline": 2}, {"pipeline": 2, "virtual": 2}],
+    "deepseek_v3": [{"tensor": 2, "context": 2}, {"pipeline": 2, "virtual": 2}],
+}
+"""With --full."""
 
 
 @pytest.fixture(scope="module")
@@ -25,11 +31,11 @@ def paths(tmp_path_factory):
     return installed(tmp_path_factory.mktemp("toy_machine"))
 
 
-@pytest.mark.parametrize("family", ["qwen2-tied", "deepseek_v3"])
-def test_its_attention_gives_the_loss_and_gradient_of_the_cpus_in_every_layout(family, paths, tiny_models):
-    # Megatron-Core cuts experts by tensor only with sequence parallelism.
-    layouts = [layout for layout in LAYOUTS if family == "qwen2-tied" or "sequence" not in layout]
-    wanted = [(layout, share) for layout in layouts for share in (True, False)]
+def test_its_attention_gives_the_loss_and_gradient_of_the_cpus_in_every_layout(paths, tiny_models, pytestconfig):
+    layouts = [(family, one) for family, them in LAYOUTS.items() for one in them]
+    if pytestconfig.getoption("full"):
+        layouts += [(family, one) for family, them in MORE_LAYOUTS.items() for one in them]
+    wanted = [(family, layout, share) for family, layout in layouts for share in (True, False)]
     cases = [
         {
             "model": tiny_models[family],
@@ -39,7 +45,7 @@ def test_its_attention_gives_the_loss_and_gradient_of_the_cpus_in_every_layout(f
             "budget": 60,
             "algorithm": ALGORITHM,
         }
-        for layout, share in wanted
+        for family, layout, share in wanted
         for platform in ("cpu", "toy")
     ]
     reports = run_ranks("spmd.training_ranks", 4, {"cases": cases, "paths": paths})

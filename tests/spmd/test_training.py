@@ -1,10 +1,13 @@
 """Laws of training: one gradient for every layout, and it is Hugging Face's."""
 
+from dataclasses import dataclass
+from functools import cache
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from spmd.covering import covering
 from spmd.ranks import run_ranks
 from tiny_models import make_tiny
 
@@ -62,7 +65,8 @@ def cp(size, **others):
     return {"context": size, **others}
 
 
-# By number of ranks: layouts of each model; what they leave of the ranks is data parallel.
+# By number of ranks: layouts of each model; what they leave of the ranks is data parallel. All of them with --full;
+# otherwise as many as have every pair of two settings once.
 LAYOUTS = {
     1: {family: [{}] for family in FAMILIES},
     2: {
@@ -106,8 +110,13 @@ PACKINGS = [
     (False, 40, {}),
     (True, 4096, {"chunk": 1000, "recompute": True}),
 ]
-PACKED_FAMILIES = ("qwen2-tied", "qwen2-tied/gspo", "qwen3", "qwen2_moe", "deepseek_v3", "deepseek_v3-yarn")
-
+PACKED = {
+    1: ("qwen2-tied", "qwen2-tied/gspo", "qwen3", "qwen2_moe", "deepseek_v3", "deepseek_v3-yarn"),
+    2: ("qwen2-tied", "qwen2-tied/gspo", "deepseek_v3"),
+}
+# Two ranks, in bf16 and in fp32; those after them with --full.
+SHORT = [("qwen2-tied", tp(2)), ("qwen2-tied", pp(2)), ("deepseek_v3", tp(2, expert=2)), ("deepseek_v3", cp(2))]
+SHORT_TOO = [(family, layout) for family in ("qwen2-tied", "deepseek_v3") for layout in LAYOUTS[2][family]]
 
 SUMS = ("actor/pg_loss", "actor/kl_loss", "actor/entropy")
 TOGETHER, SMALL, ALONE, APART = (True, 4096), (True, 40), (False, 1), (False, 4096)
@@ -142,8 +151,10 @@ SCORING = {
 GOES_ON = {
     1: {},
     2: {"llama": [tp(2), pp(2), {}, cp(2)], "qwen3_moe": [ep(2), pp(2), tp(2, expert=2)]},
-    4: {"llama": [tp(2, pipeline=2), {}, tp(2), pp(4)], "qwen2_moe": [{}, tp(2, expert=4), ep(2, pipeline=2)]},
+    4: {"qwen2_moe": [{}, tp(2, expert=4), ep(2, pipeline=2)]},
 }
+GOES_ON_TOO = {1: {}, 2: {}, 4: {"llama": [tp(2, pipeline=2), {}, tp(2), pp(4)]}}
+"""With --full."""
 
 
 def case(directory, layout=None, share=True, budget=BUDGET, **others):
@@ -170,9 +181,8 @@ def models(tiny_models, tmp_path_factory):
     return found | {family: found[family.partition("/")[0]] for family in FAMILIES}
 
 
-def merged(reports: list[dict], index: int) -> SimpleNamespace:
+def merged(each: list[dict]) -> SimpleNamespace:
     """One case as rank 0 would see it: sums added up, log-probabilities of all data-parallel ranks together."""
-    each = [report["cases"][index] for report in reports]
     sums: dict[str, float] = {}
     for one in each:
         for name, value in one["sums"].items():
@@ -306,99 +316,156 @@ def check_equal_to_huggingface(found: SimpleNamespace, expected: SimpleNamespace
         assert max(gaps.values()) < most, sorted(gaps.items(), key=lambda item: -item[1])[:9] + [what]
 
 
-@pytest.fixture(scope="module", params=[1, 2, 4])
+@dataclass
+class Case:
+    """What the ranks of a start are asked, and what each of them says."""
+
+    kind: str
+    family: str
+    what: tuple
+    asked: dict
+    each: list[dict]
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.family} {self.what}"
+
+
+def settings(family: str, layout: dict, *more) -> dict:
+    """Return what a case sets, by name, for a choice of cases in which every pair of settings occurs."""
+    model, _, method = family.partition("/")
+    usual = dict.fromkeys(("tensor", "pipeline", "context", "expert", "expert_tensor", "virtual"), 1)
+    others = {f"more {number}": str(one) for number, one in enumerate(more)}
+    found = {"family": model, "method": method, "sequence": True, **usual, **layout, **others}
+    return found | {"layers_per_stage": "layers_per_stage" in layout}
+
+
+def some(named: list[tuple], full: bool) -> list[tuple]:
+    """Return (ranks, family, layout, ...) of all, or of as many as have every pair of settings; few ranks rather."""
+    if full:
+        return named
+    chosen = covering([settings(*one) for _, *one in named], [ranks**0.5 for ranks, *_ in named])
+    return [named[number] for number in chosen]
+
+
+@pytest.fixture(scope="module")
 def start(request, models, huggingface, scorers, tmp_path_factory):
-    """All layouts of so many ranks in one start: of models that write, and of models that score."""
-    ranks = request.param
-    named = [(family, layout) for family, layouts in LAYOUTS[ranks].items() for layout in layouts]
-    cases = [case(models[family], layout, **_of(huggingface, family)) for family, layout in named]
-    scoring = SCORING[ranks]
-    cases += [
-        case(scorers[family].path, layout, *packing, gradients=scorers[family].file, score=True, own_tokens=own)
-        for family, layout, packing, own in scoring
-    ]
-    for family, layouts in GOES_ON[ranks].items():
-        saved = str(tmp_path_factory.mktemp("saved"))
-        cases += [case(models[family], one, checkpoint=saved, begins=one is layouts[0]) for one in layouts]
-    reports = run_ranks("spmd.training_ranks", ranks, {"cases": cases})
-    return named, scoring, reports
+    """Return a function of how many ranks: all their cases, in one start."""
+    full = request.config.getoption("full")
+    every = [(n, family, one) for n, families in LAYOUTS.items() for family, them in families.items() for one in them]
+    layouts = some(every, full)
+    scoring = some([(n, *one) for n, them in SCORING.items() for one in them], full)
+    packings = [(1, PACKED[1][0], cp(1), *packing) for packing in PACKINGS]
+    packings += some([(n, f, cp(n), *p) for n, them in PACKED.items() for f in them for p in PACKINGS][5:], full)
+    short = SHORT_TOO if full else SHORT
 
-
-def test_every_layout_has_the_log_probabilities_and_gradient_of_huggingface(start, huggingface):
-    named, _, reports = start
-    losses: dict[str, dict[str, float]] = {}
-    for index, (family, layout) in enumerate(named):
-        found = merged(reports, index)
-        check_equal_to_huggingface(found, huggingface[family], f"{family} {layout}")
-        assert found.sums["actor/pg_clipfrac"] > 0, f"{family}: the case is too easy: nothing is clipped"
-        first = losses.setdefault(family, found.sums)
-        assert found.sums == pytest.approx(first, rel=1e-4), f"{family} {layout} against the first layout"
-
-
-def test_no_layout_takes_a_step_on_a_gradient_that_is_not_finite(start):
-    named, _, reports = start
-    for index, (family, layout) in enumerate(named):
-        assert [report["cases"][index]["skipped"] for report in reports] == [True] * len(reports), f"{family} {layout}"
-
-
-def test_every_layout_has_the_scores_of_huggingface_and_their_gradient(start, scorers):
-    named, scoring, reports = start
-    for index, (family, *what) in enumerate(scoring, start=len(named)):
-        each = [report["cases"][index] for report in reports]
-        scores = {int(sample): score for one in each for sample, score in one["scores"].items()}
-        assert scores == pytest.approx(scorers[family].scores, abs=1e-4), f"{family} {what}"
-        gaps: dict[str, float] = {}
-        for one in each:
-            for name, gap in one["gradients"].items():
-                gaps[name] = max(gaps.get(name, 0.0), gap)
-        assert gaps.keys() == scorers[family].gradients, f"{family} {what}"
-        assert max(gaps.values()) < 1e-4, sorted(gaps.items(), key=lambda item: -item[1])[:9] + [family, what]
-
-
-def test_a_checkpoint_of_one_layout_goes_on_in_another_with_the_same_loss(start):
-    named, scoring, reports = start
-    index = len(named) + len(scoring)
-    for family, layouts in GOES_ON[len(reports)].items():
+    def cases(ranks: int) -> list[Case]:
         found = []
-        for _ in layouts:
-            each = [report["cases"][index]["steps"] for report in reports]
-            found.append(
-                [{name: sum(rank[step]["sums"].get(name, 0.0) for rank in each) for name in SUMS} for step in (0, 1)]
-            )
-            index += 1
+
+        def ask(kind: str, family: str, what: tuple, *words, **others) -> None:
+            found.append(Case(kind, family, what, case(*words, **others), []))
+
+        for n, family, layout in layouts:
+            if n == ranks:
+                ask("layout", family, (layout,), models[family], layout, **_of(huggingface, family))
+        for n, family, layout, packing, own in scoring:
+            if n == ranks:
+                more = {"gradients": scorers[family].file, "score": True, "own_tokens": own}
+                ask("score", family, (layout, packing, own), scorers[family].path, layout, *packing, **more)
+        for n, family, layout, share, budget, others in packings:
+            if n == ranks:
+                more = _of(huggingface, family) | others
+                ask("packing", family, (share, budget, others), models[family], layout, share, budget, **more)
+        for dtype in ("bfloat16", "float32"):
+            for family, layout in short if ranks == 2 else ():
+                ask(dtype, family, (layout,), models[family], layout, dtype=dtype)
+        for family, layouts_of in (GOES_ON[ranks] | (GOES_ON_TOO[ranks] if full else {})).items():
+            saved = str(tmp_path_factory.mktemp("saved"))
+            for one in layouts_of:
+                ask("goes on", family, (one,), models[family], one, checkpoint=saved, begins=one is layouts_of[0])
+        reports = run_ranks("spmd.training_ranks", ranks, {"cases": [one.asked for one in found]})
+        for one, *each in zip(found, *(report["cases"] for report in reports), strict=True):
+            one.each = each
+        return found
+
+    return cache(cases)
+
+
+def of_kind(cases: list[Case], kind: str) -> list[Case]:
+    return [one for one in cases if one.kind == kind]
+
+
+RANKS = pytest.mark.parametrize("ranks", [1, 2, 4])
+
+
+@RANKS
+def test_every_layout_has_the_log_probabilities_and_gradient_of_huggingface(start, ranks, huggingface):
+    losses: dict[str, dict[str, float]] = {}
+    for one in of_kind(start(ranks), "layout"):
+        found = merged(one.each)
+        check_equal_to_huggingface(found, huggingface[one.family], str(one))
+        assert found.sums["actor/pg_clipfrac"] > 0, f"{one}: the case is too easy: nothing is clipped"
+        first = losses.setdefault(one.family, found.sums)
+        assert found.sums == pytest.approx(first, rel=1e-4), f"{one} against the first layout"
+
+
+@RANKS
+def test_no_layout_takes_a_step_on_a_gradient_that_is_not_finite(start, ranks):
+    for one in of_kind(start(ranks), "layout") + of_kind(start(ranks), "bfloat16"):
+        assert [found["skipped"] for found in one.each] == [True] * ranks, str(one)
+
+
+@RANKS
+def test_every_layout_has_the_scores_of_huggingface_and_their_gradient(start, ranks, scorers):
+    for one in of_kind(start(ranks), "score"):
+        scores = {int(sample): score for found in one.each for sample, score in found["scores"].items()}
+        assert scores == pytest.approx(scorers[one.family].scores, abs=1e-4), str(one)
+        gaps: dict[str, float] = {}
+        for found in one.each:
+            for name, gap in found["gradients"].items():
+                gaps[name] = max(gaps.get(name, 0.0), gap)
+        assert gaps.keys() == scorers[one.family].gradients, str(one)
+        assert max(gaps.values()) < 1e-4, sorted(gaps.items(), key=lambda item: -item[1])[:9] + [str(one)]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_checkpoint_of_one_layout_goes_on_in_another_with_the_same_loss(start, ranks):
+    families: dict[str, list[Case]] = {}
+    for one in of_kind(start(ranks), "goes on"):
+        families.setdefault(one.family, []).append(one)
+    assert families
+    for cases in families.values():
+        found = [
+            [
+                {name: sum(rank["steps"][step]["sums"].get(name, 0.0) for rank in one.each) for name in SUMS}
+                for step in (0, 1)
+            ]
+            for one in cases
+        ]
         assert abs(found[0][0]["actor/kl_loss"] - found[0][1]["actor/kl_loss"]) > 1e-3, "the steps are too small"
-        for layout, steps in zip(layouts[1:], found[1:], strict=True):
+        for one, steps in zip(cases[1:], found[1:], strict=True):
             # The second also depends on the optimizer's state: both moments, and its count of steps.
             for step in (0, 1):
                 gaps = {name: abs(steps[step][name] - found[0][step][name]) for name in SUMS}
-                print(f"{family} {layouts[0]} -> {layout}, step {step + 1}: {gaps}")
-                assert max(gaps["actor/pg_loss"], gaps["actor/kl_loss"]) < 1e-5, f"{family} {layout} {gaps}"
+                print(f"{cases[0]} -> {one.what}, step {step + 1}: {gaps}")
+                assert max(gaps["actor/pg_loss"], gaps["actor/kl_loss"]) < 1e-5, f"{one} {gaps}"
                 assert steps[step]["actor/entropy"] == pytest.approx(found[0][step]["actor/entropy"], rel=1e-5)
 
 
-@pytest.mark.parametrize(
-    "ranks, families", [(1, PACKED_FAMILIES), (2, ("qwen2-tied", "qwen2-tied/gspo", "deepseek_v3"))]
-)
-def test_sharing_prompts_and_the_size_of_micro_batches_change_nothing(ranks, families, models, huggingface):
-    named = [(family, *packing) for family in families for packing in PACKINGS]
-    cases = [
-        case(models[family], cp(ranks), share, budget, **_of(huggingface, family), **others)
-        for family, share, budget, others in named
-    ]
-    reports = run_ranks("spmd.training_ranks", ranks, {"cases": cases})
-    for index, (family, *packing) in enumerate(named):
-        check_equal_to_huggingface(merged(reports, index), huggingface[family], f"{family} {packing}")
-    shared, apart, small = (reports[0]["cases"][index] for index in range(3))
-    assert shared["tokens"] < 0.7 * apart["tokens"]
-    assert small["microbatches"] > shared["microbatches"]
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_sharing_prompts_and_the_size_of_micro_batches_change_nothing(start, ranks, huggingface):
+    cases = of_kind(start(ranks), "packing")
+    assert len(cases) > 2
+    for one in cases:
+        check_equal_to_huggingface(merged(one.each), huggingface[one.family], str(one))
+    if ranks == 1:
+        shared, apart, small = (one.each[0] for one in cases[:3])
+        assert shared["tokens"] < 0.7 * apart["tokens"]
+        assert small["microbatches"] > shared["microbatches"]
 
 
-def test_bf16_stays_close_to_fp32_in_every_layout(models):
-    named = [(family, layout) for family in ("qwen2-tied", "deepseek_v3") for layout in LAYOUTS[2][family]]
-    cases = [case(models[family], layout, dtype=dtype) for dtype in ("bfloat16", "float32") for family, layout in named]
-    reports = run_ranks("spmd.training_ranks", 2, {"cases": cases})
-    for index, (family, layout) in enumerate(named):
-        found, exact = merged(reports, index), merged(reports, index + len(named))
-        assert all(report["cases"][index]["skipped"] for report in reports), f"{family} {layout}"
-        assert found.grad_norms == pytest.approx(exact.grad_norms, rel=0.05), f"{family} {layout}"
-        assert found.sums["actor/entropy"] == pytest.approx(exact.sums["actor/entropy"], rel=0.02), f"{family} {layout}"
+def test_bf16_stays_close_to_fp32_in_every_layout(start):
+    for one, other in zip(of_kind(start(2), "bfloat16"), of_kind(start(2), "float32"), strict=True):
+        found, exact = merged(one.each), merged(other.each)
+        assert one.what == other.what
+        assert found.grad_norms == pytest.approx(exact.grad_norms, rel=0.05), str(one)
+        assert found.sums["actor/entropy"] == pytest.approx(exact.sums["actor/entropy"], rel=0.02), str(one)

@@ -129,8 +129,7 @@ def test_many_samples_come_back_each_once_with_their_own_verdict(pool):
 
 def test_collecting_without_blocking_returns_at_once(pool):
     pool.submit(1, RewardSample("q", "sleep", "a"))
-    started = time.monotonic()
-    assert pool.collect(block=False) == [] and time.monotonic() - started < 0.5
+    assert pool.collect(block=False) == [], "who had waited would have a verdict"
 
 
 def test_several_samples_are_graded_at_once(pool, tmp_path):
@@ -449,11 +448,6 @@ def lazy(tmp_path):
     return lambda function, module="plain": f"{tmp_path / module}.py:{function}"
 
 
-def seconds_of(act, *arguments):
-    started = time.monotonic()
-    return act(*arguments), time.monotonic() - started
-
-
 @pytest.mark.parametrize("rule", ["lazy", "lazy_list", "lazy_later"])
 def test_a_rule_that_loads_when_first_called_passes_the_trial_and_grades_in_every_new_process(lazy, rule):
     with GraderPool({lazy(rule): 1.0}, 2, 0.5, batch=2, first_call_seconds=10.0) as pool:
@@ -473,14 +467,16 @@ def test_a_first_call_of_several_samples_may_load_too(lazy):
 def test_a_rule_that_loads_nothing_keeps_to_its_time_after_many_calls(lazy):
     with GraderPool({lazy("quick"): 1.0}, 1, 0.3, first_call_seconds=60.0) as pool:
         grade(pool, *"abcdefgh")
-        scored, seconds = seconds_of(grade, pool, "hang", "a", "hang", "hang", "b", "hang")
-    assert [one.cause for one in scored].count("timeout") == 4 and seconds < 10.0
+        scored = grade(pool, "hang", "a", "hang", "hang", "b", "hang")
+        assert pool.busy_seconds < 60.0, "none had the time of a first call"
+    assert [one.cause for one in scored].count("timeout") == 4
 
 
 def test_a_first_call_that_hangs_costs_its_time_once_and_then_a_call_is_a_call(lazy, caplog):
     with GraderPool({lazy("hopeless"): 1.0}, 1, 0.3, first_call_seconds=2.0) as pool:
-        scored, seconds = seconds_of(grade, pool, *"abcd")
-    assert [one.cause for one in scored] == ["timeout"] * 4 and 2.9 <= seconds < 6.0
+        scored = grade(pool, *"abcd")
+        assert pool.busy_seconds == pytest.approx(2.0 + 3 * 0.3, abs=0.1)
+    assert [one.cause for one in scored] == ["timeout"] * 4
     assert "took longer than reward.first_call_seconds = 2" in caplog.text
 
 
@@ -493,8 +489,9 @@ def test_a_rule_that_is_always_too_slow_ends_in_timeouts(lazy):
 def test_a_rule_that_loads_nothing_has_no_longer_than_any_call_when_its_process_is_replaced(lazy):
     with GraderPool({lazy("quick"): 1.0}, 1, 0.3, first_call_seconds=60.0) as pool:
         pool.try_rules(RewardSample("q", "7", "7"))
-        scored, seconds = seconds_of(grade, pool, "hang", "hang", "hang")
-    assert [one.cause for one in scored] == ["timeout"] * 3 and seconds < 10.0
+        scored = grade(pool, "hang", "hang", "hang")
+        assert pool.busy_seconds == pytest.approx(3 * 0.3, abs=0.1)
+    assert [one.cause for one in scored] == ["timeout"] * 3
 
 
 @pytest.mark.parametrize("rules", [["lazy"], ["lazy", "quick"], ["lazy_list", "lazy"]])

@@ -1,0 +1,107 @@
+"""Do the tests notice? In twenty places of the formulas, the planner, the plan of a refresh and the packing, change a
+sign, a bound or an index in a copy of the source, and run the tests that keep its law.
+
+    python tools/mutations.py            all of them; the exit status is 1 when more than one goes unnoticed
+    python tools/mutations.py 3 17       some
+    python tools/mutations.py --quick    without the tests that start ranks
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+MAY_SLIP = 1
+
+
+class Mutation(NamedTuple):
+    """One change: `old`, which stands once in `file`, becomes `new`; `tests` are to notice."""
+
+    file: str
+    old: str
+    new: str
+    tests: str
+
+
+# By the tests that are to notice: file of spmd_rl/, what stands there once, and what it becomes.
+_CHANGES = {
+    "tests/algorithms": (
+        ("algorithms/advantage.py", "(len(values) - 1)) + std", "len(values)) + std"),
+        ("algorithms/advantage.py", "(rewards[i] - mean) / scale", "(mean - rewards[i]) / scale"),
+        ("algorithms/kl.py", "torch.expm1(d) - d", "torch.expm1(d) + d"),
+        ("algorithms/kl.py", "0.5 * d.square()", "d.square()"),
+        ("algorithms/policy_loss.py", "torch.maximum(unclipped", "torch.minimum(unclipped"),
+        ("algorithms/policy_loss.py", "1.0 + clip_high)", "1.0 + clip_low)"),
+        ("algorithms/reduce.py", "1.0 / (samples * tokens)", "1.0 / (len(loss_tokens) * tokens)"),
+        ("algorithms/schedule.py", "peak * (step + 1)", "peak * step"),
+        ("algorithms/score_normalization.py", "distance**2 * self.count", "distance * self.count"),
+    ),
+    "tests/controller/test_planner.py": (
+        ("controller/planner.py", "(index + 1) // count]", "(index + 1) // count - 1]"),
+        ("controller/planner.py", "if max(tokens) <= budget", "if max(tokens) < budget"),
+        ("controller/planner.py", "if room[node] < tokens:", "if room[node] <= tokens:"),
+        ("controller/planner.py", "for ticket in tickets]) - len(", "for ticket in tickets]) + len("),
+    ),
+    "tests/weights": (
+        ("weights/transfer/boxes.py", "if low >= high:", "if low > high:"),
+        ("weights/transfer/boxes.py", "low, high = max(a0, b0)", "low, high = min(a0, b0)"),
+        ("weights/transfer/boxes.py", "tuple(a + b - s for", "tuple(a + b + s for"),
+        ("weights/transfer/transfer_schedule.py", "room[supplier] -= bundle.elements", "pass"),
+        ("weights/transfer/suppliers.py", "piece.elements:\n            raise", "0:\n            raise"),
+    ),
+    "tests/spmd/test_training.py": (
+        ("training/packing.py", "before[0] = start + len(prompt) - 1", "before[0] = start + len(prompt)"),
+        ("training/packing.py", "lay(response[:-1], len(prompt))", "lay(response[:-1], 0)"),
+        ("training/packing.py", "(predicting < end)", "(predicting <= end)"),
+    ),
+}
+MUTATIONS = [
+    Mutation(f"spmd_rl/{file}", old, new, tests) for tests, changes in _CHANGES.items() for file, old, new in changes
+]
+
+
+def noticed(mutation: Mutation, quick: bool) -> str:
+    """Return the test that fails of a copy with the change; empty: none does."""
+    with tempfile.TemporaryDirectory() as scratch:
+        copy = Path(scratch) / "source"
+        shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".git", ".venv*", "runs", "models", "checkpoints"))
+        file = copy / mutation.file
+        file.write_text(file.read_text().replace(mutation.old, mutation.new))
+        options = ["-x", "-q", "--no-header", "-p", "no:cacheprovider", "-m", "not slow" + " and not spmd" * quick]
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", *options, *mutation.tests.split()],
+            cwd=copy,
+            env=os.environ | {"PYTHONPATH": str(copy)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+        return failed[0] if done.returncode == 1 and failed else ""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("numbers", nargs="*", type=int, help=f"0 to {len(MUTATIONS) - 1}; default: all")
+    parser.add_argument("--quick", action="store_true", help="without the tests that start ranks")
+    options = parser.parse_args()
+    numbers = options.numbers or range(len(MUTATIONS))
+    slipped = 0
+    for number in numbers:
+        mutation = MUTATIONS[number]
+        by = noticed(mutation, options.quick)
+        slipped += not by
+        print(
+            f"{number:>2}  {mutation.file}: {mutation.old!r} -> {mutation.new!r}\n    {by or 'NOT NOTICED'}", flush=True
+        )
+    print(f"{len(numbers) - slipped} of {len(numbers)} were noticed")
+    sys.exit(slipped > MAY_SLIP)
+
+
+if __name__ == "__main__":
+    main()
