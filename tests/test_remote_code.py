@@ -50,6 +50,7 @@ def change(file, **values):
     file.write_text(json.dumps(json.loads(file.read_text()) | values))
 
 
+@pytest.mark.spmd
 def test_code_beside_a_model_is_not_run_unasked_by_tokenizers_or_vllm(model, tmp_path):
     load_tokenizer(str(model))
     done = subprocess.run(

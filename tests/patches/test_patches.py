@@ -73,6 +73,7 @@ with torch.no_grad():
 """
 
 
+@pytest.mark.spmd
 def test_megatron_sees_a_host_and_transformers_sees_nothing_of_it(tiny_models):
     import torch
     from transformers import AutoModelForCausalLM

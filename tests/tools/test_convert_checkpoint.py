@@ -37,6 +37,7 @@ def files(directory):
     return {file.name: file.read_bytes() for file in Path(directory).iterdir()}
 
 
+@pytest.mark.spmd
 def test_two_processes_convert_there_and_back(tiny_models, tmp_path):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", TOOL]
     there = ["to-megatron", "--hf", tiny_models["qwen3"], "--output", tmp_path / "checkpoint", "--pipeline", "2"]

@@ -144,6 +144,7 @@ def test_a_missing_gguf_file_is_named(tmp_path):
     assert "none.gguf: there is no such file" in done.stderr
 
 
+@pytest.mark.spmd
 def test_a_tiny_model_is_the_same_every_time_and_takes_a_tokenizer(tmp_path, made):
     arguments = ["--tiny", "qwen3", "--tied", "--layers", 1, "--vocabulary", 300, "--tokenizer", made]
     assert run("--output", tmp_path / "a", *arguments).returncode == 0

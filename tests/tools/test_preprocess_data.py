@@ -91,6 +91,7 @@ def test_prepared_prompts_are_those_of_the_raw_file(prepare, config, model, tmp_
     assert prompts(short[0]) == prompts(short[1]) and len(short[0].prompts) < 15
 
 
+@pytest.mark.spmd
 def test_workers_give_what_one_process_gives(prepare, config, model, tmp_path):
     rows = [{"question": f"{n}?", "answer": f"#### {n}", "level": n} for n in range(1200)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

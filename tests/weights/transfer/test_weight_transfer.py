@@ -10,6 +10,7 @@ from tests.weights import ranks
 from tests.weights.models import filled, model_shape, random_weights
 
 
+@pytest.mark.spmd
 def test_two_gloo_ranks_refresh_engines_in_every_layout_prove_it_and_export(tmp_path):
     with mp.Manager() as manager:
         results = manager.dict()
