@@ -94,6 +94,8 @@ GROUPS = {
             # Step 2 may be on its way to the disk.
             Case("kill:rank=1,phase=rollout,step=3", "the other rank, torchrun", killed(1), RESTARTED),
             Case("disk_full:rank=1,step=4", "the writer", r"step 4 could not be saved: .*No space left", WENT_ON),
+            # All files are written, and the checkpoint has no name yet.
+            Case("kill:rank=0,verb=checkpoint_digests,step=6", "the other rank, torchrun", killed(0), RESTARTED),
         ),
         exact=True,
         restarts=8,
