@@ -5,6 +5,7 @@ given the configuration and a session, as spmd_rl/grpo.py's is.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -24,6 +25,8 @@ from spmd_rl.health.preemption import preemption_event
 from spmd_rl.models.model_shape import ModelShape
 from spmd_rl.platforms import current
 from spmd_rl.platforms.platform import Platform
+from spmd_rl.runlog.run_dir import way_on
+from spmd_rl.runlog.run_lock import RunLock
 from spmd_rl.runlog.run_log import RunLog
 from spmd_rl.runtime.process import Started, launch, user_errors_exit
 from spmd_rl.runtime.sources import changed_sources, sources
@@ -83,7 +86,13 @@ class Program(Protocol):
 def main(loop: Loop, arguments: list[str] | None = None) -> None:
     """Train with a loop; the exit status is 2 where the user can fix what is wrong."""
     preemption_event()
-    launch(configure, lambda settings, started: run_rank(Training(*settings, loop), started), arguments)
+    trainings: list[Training] = []
+
+    def live(settings: tuple[Config, ModelShape], started: Started) -> None:
+        trainings.append(Training(*settings, loop))
+        run_rank(trainings[0], started)
+
+    launch(configure, live, arguments, last_words=lambda: trainings[0].last_words() if trainings else "")
 
 
 def run_rank(program: Program, started: Started) -> None:
@@ -144,6 +153,7 @@ class Training:
     def __init__(self, config: Config, shape: ModelShape, loop: Loop):
         self.config, self.shape, self.loop, self.platform = config, shape, loop, config.run.platform
         self.directory = Path(config.run.dir or f"runs/{config.run.name}")
+        self.lock: RunLock | None = None
 
     def read(self) -> Inputs:
         """Read the weights' headers, try the algorithms, then read the prompts."""
@@ -193,6 +203,17 @@ class Training:
         if faults is not None:
             faults.attach(self.worker)
         return self.worker
+
+    def last_words(self) -> str:
+        """Return what to say of the run where a signal ends it, and leave it in run.log."""
+        if self.lock is None:  # nothing is begun
+            return ""
+        way = ""
+        with suppress(OSError):
+            way = f"; {way_on(self.directory, self.config.checkpoint.resume)}"
+            with (self.directory / "run.log").open("a", encoding="utf-8") as log:
+                log.write(f"ended by a signal{way}\n")
+        return way
 
     def control(self, channel: "ControlChannel") -> None:
         """Run the loop, to its end or until a rank is asked to end."""

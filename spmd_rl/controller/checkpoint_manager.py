@@ -185,7 +185,7 @@ class CheckpointManager:
         text = f"step {step} could not be saved: {why}; older checkpoints are as they were"
         if self.config.checkpoint.on_failure == "stop":
             raise RuntimeError(text + "; checkpoint.on_failure = continue would have gone on without it")
-        self.log.note(text)
+        self.log.save_failed(step, text)
 
 
 def _versions() -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 import sys
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,6 +21,10 @@ SHOWN = (
     ("lr", "grpo/lr", ".1e"),
     ("grad", "grad_norm", ".2f"),
 )
+NAMED_STEPS = 8
+"""The summary names so many of the steps in which something failed."""
+FRAMES = 4
+"""Of an error's traceback so many are shown; all of them are in the ranks' output."""
 TIMES = (*((phase, f"timing/{phase}") for phase in (Phase.ROLLOUT, Phase.UPDATE)), ("step", "timing/all"))
 
 
@@ -113,6 +118,14 @@ def step_line(row: Mapping[str, float], steps: int, world_size: int) -> str:
     return "  ".join(parts)
 
 
+def cut_short(error: BaseException, steps: int) -> str:
+    """Say what ended a run, and where: the last frames of its own code, innermost last."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "spmd_rl" in frame.filename]
+    places = [f"  {Path(frame.filename).name}:{frame.lineno} in {frame.name}" for frame in frames[-FRAMES:]]
+    said = f": {error}" if str(error) else ""
+    return "\n".join([f"cut short by {type(error).__name__} after {steps} steps{said}", *places])
+
+
 def untrained_line(step: int) -> str:
     """Say that a step trains nothing."""
     return (
@@ -144,7 +157,13 @@ def _indented(text: str) -> str:
     return text.strip().replace("\n", "\n" + " " * 12)
 
 
-SUMMARY = ("grpo/rewards/mean", "timing/all")
+FAILURES = {
+    "update/skipped": "updates skipped",
+    "reward/cause/crash": "samples whose rule crashed",
+    "reward/cause/timeout": "samples whose rule took too long",
+}
+"""Metrics of a step that say what did not go as it should; what they count."""
+SUMMARY = ("step", "grpo/rewards/mean", "timing/all", *FAILURES)
 """Metrics that `summary` reads of the row of a step."""
 
 
@@ -152,9 +171,12 @@ def summary(
     rows: Sequence[Mapping[str, float]],
     evaluations: Sequence[tuple[int, Mapping[str, float]]],
     places: Mapping[str, Path],
+    failed_saves: Sequence[int] = (),
 ) -> str:
-    """Sum up what the run reached and where everything lies: `rows` of steps, first and last `evaluations` as (step,
-    metrics)."""
+    """Sum up what the run reached, what failed on the way, and where everything lies.
+
+    `rows` of steps, first and last `evaluations` as (step, metrics), `failed_saves`: the steps.
+    """
     facts: list[tuple[str, str]] = []
     if len(evaluations) > 1:
         (first, before), (last, after) = evaluations[0], evaluations[-1]
@@ -168,9 +190,21 @@ def summary(
     if rows:
         seconds = sum(row["timing/all"] for row in rows)
         facts.append(("steps", f"{len(rows)} in {_duration(seconds)}, {seconds / len(rows):.1f} s each"))
+    for name, what in FAILURES.items():
+        met = [row for row in rows if row.get(name, 0.0) > 0]
+        if met:
+            share = f", {sum(row[name] for row in met) / len(rows):.1%} of all" if name.startswith("reward/") else ""
+            facts.append(("failed", f"{what}{share}: {_steps([row.get('step', 0) for row in met])}"))
+    if failed_saves:
+        facts.append(("failed", f"checkpoints not saved: {_steps(failed_saves)}"))
     facts += [(name, str(path)) for name, path in places.items()]
     width = max((len(name) for name, _ in facts), default=0)
     return "\n".join(["", "the run in short", *(f"  {name:<{width}}  {value}" for name, value in facts)])
+
+
+def _steps(steps: Sequence[float]) -> str:
+    named = ", ".join(f"{step:.0f}" for step in steps[:NAMED_STEPS])
+    return f"step{'s' if len(steps) > 1 else ''} {named}" + (", ..." if len(steps) > NAMED_STEPS else "")
 
 
 def _duration(seconds: float) -> str:

@@ -18,6 +18,15 @@ WRITTEN_HERE = (
 )
 
 
+def way_on(run_dir: Path, resume: str) -> str:
+    """Say what the same command does after a run has ended early; `resume`: checkpoint.resume."""
+    saved = CheckpointStore(run_dir / CHECKPOINTS, CheckpointConfig()).found()[-1:]
+    if not saved:
+        return "no checkpoint is saved: the same command begins anew"
+    but = ", without checkpoint.resume = never," if resume == "never" else ""
+    return f"the same command{but} goes on after step {saved[0].step}"
+
+
 def finished_steps(run_dir: Path) -> int:
     """Return the steps of the finished run that a directory holds; 0: it holds none."""
     try:

@@ -15,8 +15,18 @@ from spmd_rl.config.names import Phase
 from spmd_rl.config.redact import hidden
 from spmd_rl.data.samples import SAMPLES, samples_file, write_samples
 from spmd_rl.distributed.status import current_status, set_status
-from spmd_rl.runlog.console import SUMMARY, Console, console, evaluation_line, sample_text, step_line, summary
-from spmd_rl.runlog.run_dir import EVALUATIONS, METRICS, RANKS, lost_work, set_aside, set_later_aside
+from spmd_rl.runlog.console import (
+    FAILURES,
+    SUMMARY,
+    Console,
+    console,
+    cut_short,
+    evaluation_line,
+    sample_text,
+    step_line,
+    summary,
+)
+from spmd_rl.runlog.run_dir import EVALUATIONS, METRICS, RANKS, lost_work, set_aside, set_later_aside, way_on
 from spmd_rl.runlog.sinks import JsonLines, Sink, TensorBoard, WeightsAndBiases, require_wandb_key
 
 Timed = Callable[[str], AbstractContextManager[None]]
@@ -75,6 +85,7 @@ class RunLog:
         self._open_phases: list[_Phase] = []
         self._skipped = 0
         self._failed_steps = 0
+        self._failed_saves: list[int] = []
         self._closed = False
         self._console: Console = console(config.train.steps)
         self.note(
@@ -114,7 +125,10 @@ class RunLog:
         if any(name.startswith("eval/") for name in metrics):
             self._evaluations[1:] = [(step, dict(metrics))]  # the first and the newest
         else:
-            self._rows.append({name: metrics[name] for name in SUMMARY if name in metrics})
+            row = {"step": step, **metrics}
+            self._rows.append(
+                {name: row[name] for name in SUMMARY if name in row and (row[name] or name not in FAILURES)}
+            )
 
     def __enter__(self) -> Self:
         return self
@@ -123,10 +137,11 @@ class RunLog:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if kind is None:
-            self.note(summary(self._rows, self._evaluations, self._places()))
+            self.note(summary(self._rows, self._evaluations, self._places(), self._failed_saves))
         else:
-            done = len(self._rows)
-            self.note(f"cut short by {kind.__name__} after {done} steps; what was measured is in {self.run_dir}")
+            self.note(cut_short(error or kind(), len(self._rows)))
+            way = way_on(self.run_dir, self.config.checkpoint.resume)
+            self.note(f"what was measured is in {self.run_dir}; {way}")
         self.close(failed=kind is not None)
 
     def note(self, text: str) -> None:
@@ -135,6 +150,11 @@ class RunLog:
         self._text.write(text + "\n")
         self._text.flush()
         self._console.line(text)
+
+    def save_failed(self, step: int, text: str) -> None:
+        """Say why a checkpoint could not be saved; the summary counts it."""
+        self._failed_saves.append(step)
+        self.note(text)
 
     @contextmanager
     def step(self, step: int) -> Iterator[Timed]:

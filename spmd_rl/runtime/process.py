@@ -31,18 +31,19 @@ def launch(
     live: Callable[[Settings, Started], None],
     arguments: list[str] | None = None,
     before_exit: Callable[[signal.Signals], bool] = lambda received: True,
+    last_words: Callable[[], str] = str,
 ) -> None:
     """Run an entry point: settings, or what is wrong with them; then a rank's life, which signals end.
 
-    `before_exit` is called with a signal, on a thread of its own, and keeps the program alive with False. The exit
-    status is USER_ERROR where the user can fix what is wrong.
+    `before_exit` is called with a signal, on a thread of its own, and keeps the program alive with False. On rank 0
+    `last_words` are said of a signal that ends it. The exit status is USER_ERROR where the user can fix what is wrong.
     """
     silence_libraries()
     start = ExitStack()
     start.enter_context(collecting_no_garbage())
     with user_errors_exit():
         settings = configure(sys.argv[1:] if arguments is None else arguments)
-    _exit_on_signals(before_exit)
+    _exit_on_signals(before_exit, last_words)
     # Only now: what is wrong with the settings is said without waiting for torch.
     from torch.distributed.elastic.multiprocessing.errors import record
 
@@ -108,7 +109,7 @@ def exit_with_usage_error(error: ValueError) -> NoReturn:
     sys.exit(USER_ERROR)
 
 
-def _exit_on_signals(before_exit: Callable[[signal.Signals], bool]) -> None:
+def _exit_on_signals(before_exit: Callable[[signal.Signals], bool], last_words: Callable[[], str]) -> None:
     """Leave at once on Ctrl-C and SIGTERM, also while the main thread waits inside a collective.
 
     A thread waits for the signals: Python runs ordinary handlers only between bytecodes of the main thread.
@@ -122,7 +123,8 @@ def _exit_on_signals(before_exit: Callable[[signal.Signals], bool]) -> None:
         if rank_from_environment() == 0:
             # Show the cursor again, which a live progress display hides.
             sys.stderr.write(
-                ("\x1b[?25h" if sys.stderr.isatty() else "") + f"\nended by {signal.Signals(received).name}\n"
+                ("\x1b[?25h" if sys.stderr.isatty() else "")
+                + f"\nended by {signal.Signals(received).name}{last_words()}\n"
             )
             sys.stderr.flush()
         os._exit(128 + received)

@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 
 from spmd_rl.analysis.curves import as_text, curves, read_rows
 from spmd_rl.analysis.figures import draw_all
-from spmd_rl.config.config import Config, ModelConfig, RunConfig, TrainConfig
+from spmd_rl.config.config import CheckpointConfig, Config, ModelConfig, RunConfig, TrainConfig
+from spmd_rl.data.digests import digests_of
+from spmd_rl.runlog.checkpoint_store import CheckpointStore
 from spmd_rl.runlog.console import evaluation_line, step_line
 from spmd_rl.runlog.run_log import RunLog, combine, tokens_per_second
 from spmd_rl.runlog.sinks import require_wandb_key
@@ -56,7 +58,51 @@ def test_a_step_that_is_cut_short_leaves_no_row_and_the_log_says_so(tmp_path, ca
         with log.step(1) as timed, timed("rollout"):
             raise RuntimeError("out of luck")
     assert rows_of(tmp_path / "run") == []
-    assert "cut short by RuntimeError after 0 steps" in capsys.readouterr().out
+    assert "cut short by RuntimeError after 0 steps: out of luck\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("saved", "resume", "way"),
+    [
+        (0, "auto", "no checkpoint is saved: the same command begins anew"),
+        (4, "auto", "the same command goes on after step 4"),
+        (4, "never", "the same command, without checkpoint.resume = never, goes on after step 4"),
+    ],
+)
+def test_what_ended_a_run_and_where_and_how_to_go_on_are_the_last_words_of_its_log(tmp_path, saved, resume, way):
+    train = replace(CONFIG.train, max_skipped=2)
+    config = replace(CONFIG, checkpoint=CheckpointConfig(resume=resume), train=train)
+    run_dir, kept = tmp_path / "run", CheckpointStore(tmp_path / "run" / "checkpoints", CheckpointConfig())
+    with pytest.raises(RuntimeError), RunLog(config, run_dir, 1) as log:
+        if saved:
+            partial = kept.begin(saved, 0)
+            kept.complete(saved, digests_of(partial, kept.seal(saved, {})))
+        for step in (1, 2):
+            with log.step(step):
+                log.learning({}, "the norm is nan")
+    told = (run_dir / "run.log").read_text().splitlines()
+    begins = next(number for number, line in enumerate(told) if line.startswith("cut short by RuntimeError after 1 st"))
+    assert ": train.max_skipped = 2: so many updates in a row were skipped" in told[begins]
+    assert told[begins + 1 : -1][-1].startswith("  run_log.py:") and told[begins + 1 : -1][-1].endswith(" in learning")
+    assert told[-1] == f"what was measured is in {run_dir}; {way}"
+
+
+def test_the_summary_names_what_failed_and_the_steps(tmp_path, capsys):
+    with RunLog(CONFIG, tmp_path / "run", 2) as log:
+        for step in range(1, 13):
+            with log.step(step):
+                crashed = 0.5 if step > 2 else 0.0
+                log.add_all({"update/skipped": float(step == 7), "reward/cause/crash": crashed, "grpo/rewards/mean": 1})
+                log.add("reward/cause/timeout", 0.0)
+            if step == 5:
+                log.save_failed(5, "step 5 could not be saved: no space left")
+    _, _, told = capsys.readouterr().out.partition("the run in short")
+    failed = [" ".join(line.split()[1:]) for line in told.splitlines() if line.strip().startswith("failed")]
+    assert failed == [
+        "updates skipped: step 7",
+        "samples whose rule crashed, 41.7% of all: steps 3, 4, 5, 6, 7, 8, 9, 10, ...",
+        "checkpoints not saved: step 5",
+    ]
 
 
 def test_phases_exclude_what_is_timed_inside_them_and_never_exceed_the_step(tmp_path):

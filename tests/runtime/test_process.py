@@ -67,6 +67,22 @@ def test_an_error_in_a_programs_life_ends_it_with_its_traceback():
     assert end.returncode == 1 and "RuntimeError: no more" in end.stderr
 
 
+def test_a_signal_that_ends_a_program_is_one_line_with_its_last_words():
+    waits = """
+import os, signal, time
+from spmd_rl.runtime.process import launch
+
+def live(settings, started):
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(60)
+
+launch(lambda arguments: 7, live, [], last_words=lambda: "; the same command goes on after step 3")
+"""
+    end = ended(waits)
+    assert end.returncode == 128 + 2
+    assert end.stderr == "\nended by SIGINT; the same command goes on after step 3\n"
+
+
 def test_no_garbage_is_looked_for_while_a_program_starts():
     with collecting_no_garbage():
         assert not gc.isenabled()
