@@ -72,9 +72,8 @@ def test_a_killed_run_holds_nothing_and_a_stopped_one_does(tmp_path):
         other.kill()
         other.wait()
         assert (tmp_path / LOCK).exists()
-        started = time.monotonic()
         with taken(tmp_path):
-            assert time.monotonic() - started < 0.5
+            assert json.loads((tmp_path / LOCK).read_text())["process"] == os.getpid()
 
 
 def elsewhere(directory, **changes):
@@ -87,7 +86,7 @@ def test_a_run_of_another_machine_is_there_as_long_as_it_beats(tmp_path):
     elsewhere(tmp_path, beat=123456789)
     started = time.monotonic()
     with taken(tmp_path):
-        assert 1.0 < time.monotonic() - started < 2.0
+        assert time.monotonic() - started > 1.0, "it was watched"
         assert json.loads((tmp_path / LOCK).read_text())["process"] == os.getpid()
     elsewhere(tmp_path)
     beat = (

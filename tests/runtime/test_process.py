@@ -42,6 +42,7 @@ def test_what_is_wrong_with_the_settings_ends_a_program_before_torch_comes_in():
     assert "spmd_rl cannot start:\ntrain.steps = 0: out of range" in end.stderr
 
 
+@pytest.mark.spmd
 @pytest.mark.parametrize("only", ["", "1"])
 def test_what_all_ranks_of_a_node_have_met_its_first_one_says_and_another_what_it_alone_has_met(tmp_path, only):
     hangs = f"    if os.environ['LOCAL_RANK'] not in '{only or '0 1 2'}':\n        time.sleep(600)\n"

@@ -68,8 +68,9 @@ def test_what_follows_is_what_an_undisturbed_run_does(suffered, undisturbed):
     group, outcome = suffered
     if not group.exact:
         pytest.skip("its faults change what is learned")
-    completed = "step_000006: all its files were written when the run ended"
-    assert any(line.endswith(completed) for line in outcome.output), "by the start after the last kill"
+    if any("verb=checkpoint_digests" in case.fault for case in group.cases):
+        completed = "step_000006: all its files were written when the run ended"
+        assert any(line.endswith(completed) for line in outcome.output), "by the start after the last kill"
     assert first_difference(undisturbed, outcome.directory) is None
     assert (outcome.directory / "checkpoints" / "latest").read_text() == "step_000006\n"
     saved = sorted(path.name for path in (outcome.directory / "checkpoints").iterdir())
