@@ -18,6 +18,7 @@ from spmd_rl.config.resume_policy import changes
 from spmd_rl.controller.checkpoint_manager import Preempted
 from spmd_rl.controller.ranks import Ranks
 from spmd_rl.controller.session import RunContext, Session
+from spmd_rl.data.answers import ANSWERS
 from spmd_rl.distributed.environment import restarts_from_environment
 from spmd_rl.distributed.status import doing
 from spmd_rl.errors import refuse
@@ -118,7 +119,7 @@ def run_rank(program: Program, started: Started) -> None:
         watch = None if config.hang.action == "off" else Watchdog(config.hang, world, program.directory, least)
         worker = program.build(Rank(platform, world, inputs, graders, applied))
     started()
-    channel = ControlChannel(world, config.run.control_timeout_seconds)
+    channel = ControlChannel(world, config.run.control_timeout_seconds, protocol=ANSWERS)
     if world.rank:
         worker.serve(channel)
     else:

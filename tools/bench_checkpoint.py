@@ -106,7 +106,7 @@ class Bench:
             directory.mkdir()
         self._all(None)
         started = time.perf_counter()
-        self.saver.begin(directory)
+        self.saver.begin_checkpoint(str(directory))
         return directory, time.perf_counter() - started
 
     def waited_for(self, number: int) -> tuple[float, int]:
@@ -139,14 +139,14 @@ class Bench:
 
     def _progress(self, wait: bool) -> bool:
         """As rank 0 would ask for it: all have written, or not."""
-        answer = self.saver.progress(wait)
-        assert answer["failed"] is None, answer["failed"]
-        return answer["written"]
+        answer = self.saver.checkpoint_progress(wait)
+        assert answer.failed is None, answer.failed
+        return answer.written
 
     def _digests(self, directory: Path, wait: bool) -> bool:
         """Ask for digests of all files of a checkpoint, shared over the ranks; False while they are not all there."""
         names = sorted(str(file.relative_to(directory)) for file in directory.rglob("*") if file.is_file())
-        mine = self.saver.digests(directory, names[self.world.rank :: self.world.size], wait)
+        mine = self.saver.checkpoint_digests(str(directory), names, wait)
         return all(self._all(mine is not None))
 
     def _remove(self, directory: Path) -> None:
@@ -192,7 +192,7 @@ class Bench:
             "blocked": statistics.median(blocked for blocked, _, _ in beside),
             "begun": statistics.median(begun for _, begun, _ in beside),
             "memory": memory,
-            "shard": self.saver.bytes(),
+            "shard": self.saver.checkpoint_bytes(),
             "quiet": statistics.median(quiet),
             "busy": statistics.median(step for _, _, steps in beside for step in steps),
         }

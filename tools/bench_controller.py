@@ -9,13 +9,13 @@ import random
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from typing import Any
 
 import msgspec
 
 from spmd_rl.controller.planner import plan_microbatches
 from spmd_rl.controller.ranks import HOLDS, Ranks
+from spmd_rl.data.answers import ANSWERS, Costs, Exchanged, Generated, Graded, Refreshed
 from spmd_rl.data.sampling_params import SamplingParams
 from spmd_rl.data.tickets import SampleReward, Ticket
 from spmd_rl.distributed.layout import TrainLayout
@@ -40,7 +40,7 @@ class Worker:
             prompt = sample // SAMPLES_PER_PROMPT
             owner = prompt % (ranks // TENSOR) * TENSOR
             tokens = rng.randint(20, 8000)
-            self.tickets[owner].append(Ticket(sample, prompt, 50 + prompt % 750, tokens, tokens, "stop"))
+            self.tickets[owner].append(Ticket(sample, prompt, 50 + prompt % 750, tokens, tokens, "stop", owner=owner))
 
     def do(self, verb: str, arguments: dict[str, Any]) -> Any:
         return self.answer(0, verb, arguments)
@@ -48,19 +48,18 @@ class Worker:
     def answer(self, rank: int, verb: str, arguments: dict[str, Any]) -> Any:
         match verb:
             case "to_rollout":
-                return {"network_bytes": 1 << 30, "local_bytes": 1 << 30}
+                return Refreshed(1 << 30, 1 << 30)
             case "generate":
-                tickets = [asdict(ticket) for ticket in self.tickets[rank]]
-                return {"tickets": tickets, "seconds": 31.25, "prompt_tokens": 12_345, "cached_tokens": 1234}
+                return Generated(self.tickets[rank], 31.25, 31.25, 12_345, 1234)
             case "rewards":
                 scored = [SampleReward(t.id, 1.0, "correct", {"math_answer": 1.0}) for t in self.tickets[rank]]
-                return {"scored": [asdict(one) for one in scored], "busy_seconds": 1.5, "waited_seconds": 0.25}
+                return Graded(scored, 1.5, 0.25)
             case "exchange":
-                return {"network_bytes": 1 << 20, "tokens": 1 << 18, "padding_tokens": 1 << 10}
+                return Exchanged(1 << 20, 1 << 18, 1 << 10)
             case "score":
                 return {"onload": 0.5, "offload": 0.5}
             case "costs":
-                return {"peaks": {"learn": 1 << 33, "generate": 1 << 33}, "holds": dict.fromkeys(HOLDS, 1 << 20)}
+                return Costs({"learn": 1 << 33, "generate": 1 << 33}, [dict.fromkeys(HOLDS, 1 << 20)])
             case _:
                 return None
 
@@ -78,7 +77,7 @@ def measured(ranks: SimulatedRanks, what: str, rows: list[tuple[str, float, int,
 def bench(count: int, samples: int) -> None:
     """Print the figures of one world."""
     worker = Worker(count, samples)
-    simulated = SimulatedRanks(count, worker.answer)
+    simulated = SimulatedRanks(count, worker.answer, protocol=ANSWERS)
     ranks = Ranks(simulated, worker)
     rows: list[tuple[str, float, int, int]] = []
     with measured(simulated, "to_rollout, to_training", rows):

@@ -1,13 +1,12 @@
 """Every verb, as rank 0 tells it."""
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict
 from typing import Any, Protocol
 
 from spmd_rl.config.names import MEMORY_PHASES, Phase, Verb
 from spmd_rl.controller.planner import Plan
+from spmd_rl.data.answers import Costs, Exchanged, Generated, Graded, Judged, Learned, Progress, Refreshed
 from spmd_rl.data.digests import UNREADABLE
 from spmd_rl.data.sampling_params import SamplingParams
 from spmd_rl.data.tickets import SampleReward, Ticket
@@ -39,7 +38,7 @@ class PendingProtocol(Protocol):
 
     def wait(self) -> None: ...
 
-    def answers(self, own: Any = None) -> list[Any]: ...
+    def answer(self, own: Any = None) -> Any: ...
 
 
 class ChannelProtocol(Protocol):
@@ -80,17 +79,14 @@ class Ranks:
         self.idle = True
         """No verb is under way, and none has failed: the ranks wait for the next one."""
 
-    def _all(self, verb: Verb, by_rank: Sequence[Mapping[str, Any]] | None = None, **arguments: Any) -> list[Any]:
-        """Have every rank do a verb, `by_rank` with arguments of its own.
-
-        Returns the answers in rank order, or the one that they are combined to (distributed.protocol).
-        """
+    def _all(self, verb: Verb, by_rank: Sequence[Mapping[str, Any]] | None = None, **arguments: Any) -> Any:
+        """Have every rank do a verb, `by_rank` with arguments of its own; return their answer (data.answers)."""
         self.idle = False
         pending = self.commands.post(verb, arguments, by_rank=by_rank)
         pending.wait()
-        answers = pending.answers(self.worker.do(verb, pending.own_arguments or {}))
+        answer = pending.answer(self.worker.do(verb, pending.own_arguments or {}))
         self.idle = True
-        return answers
+        return answer
 
     def _routes(self, plan: Plan) -> list[dict[str, Any]]:
         """Return of each rank where the samples go that it made, and its own part of the plan."""
@@ -98,7 +94,7 @@ class Ranks:
         for sample, data_rank in _homes(plan).items():
             routes[self._owners[sample]][sample] = data_rank
         parts = [[minibatch.microbatches[data] for minibatch in plan.minibatches] for data in self.worker.data_ranks]
-        return [{"data_ranks": route, "minibatches": part} for route, part in zip(routes, parts, strict=True)]
+        return [{"routes": route, "minibatches": part} for route, part in zip(routes, parts, strict=True)]
 
     @contextmanager
     def rollout_mode(self, timed: Timed = untimed, canary: bool = False) -> Iterator[dict[str, float]]:
@@ -116,7 +112,7 @@ class Ranks:
     @verb
     def to_rollout(self, canary: bool = False) -> dict[str, float]:
         """Refresh vLLM from Megatron, prove it, and give vLLM the device. Returns metrics."""
-        [moved] = self._all(Verb.TO_ROLLOUT, canary=canary)
+        moved: Refreshed = self._all(Verb.TO_ROLLOUT, canary=canary)
         return {
             "bytes/reshard_to_infer/network": moved.network_bytes,
             "bytes/reshard_to_infer/local": moved.local_bytes,
@@ -125,7 +121,7 @@ class Ranks:
     @verb
     def to_training(self) -> dict[str, float]:
         """Give Megatron the device, and let it score the canary that vLLM made, if it did. Returns metrics."""
-        [gap] = self._all(Verb.TO_TRAINING)
+        gap: float | None = self._all(Verb.TO_TRAINING)
         return {} if gap is None else {"correction/canary_gap": gap}
 
     @verb
@@ -142,23 +138,20 @@ class Ranks:
 
         `first_id`: of the first sample, where earlier ones of the step have others; a multiple of `samples_per_prompt`.
         """
-        answers = self._all(
+        made: Generated = self._all(
             Verb.GENERATE,
             split=split,
             rows=list(rows),
             step=step,
             samples_per_prompt=samples_per_prompt,
-            sampling=asdict(sampling),
+            sampling=sampling,
             first_id=first_id,
         )
-        tickets = sorted((Ticket(**ticket) for answer in answers for ticket in answer["tickets"]), key=lambda t: t.id)
-        self._owners |= {ticket["id"]: rank for rank, answer in enumerate(answers) for ticket in answer["tickets"]}
-        seconds = [answer["seconds"] for answer in answers]
-        prompt_tokens = sum(answer["prompt_tokens"] for answer in answers)
+        tickets = sorted(made.tickets, key=lambda ticket: ticket.id)
+        self._owners |= {ticket.id: ticket.owner for ticket in tickets}
         return tickets, {
-            "rollout/imbalance_fraction": 1.0 - min(seconds) / max(max(seconds), 1e-9),
-            "rollout/prefix_cache_hit_fraction": sum(answer["cached_tokens"] for answer in answers)
-            / max(prompt_tokens, 1),
+            "rollout/imbalance_fraction": 1.0 - made.least_seconds / max(made.most_seconds, 1e-9),
+            "rollout/prefix_cache_hit_fraction": made.cached_tokens / max(made.prompt_tokens, 1),
             "rollout/truncated_fraction": sum(ticket.finish_reason == "length" for ticket in tickets)
             / max(len(tickets), 1),
         }
@@ -166,11 +159,10 @@ class Ranks:
     @verb
     def rewards(self) -> tuple[dict[int, SampleReward], dict[str, float]]:
         """Wait for the graders; every sample's score by id, and metrics."""
-        answers = self._all(Verb.REWARDS)
-        scored = [SampleReward(**score) for answer in answers for score in answer["scored"]]
-        return {score.id: score for score in scored}, {
-            "timing/rule_reward": sum(answer["busy_seconds"] for answer in answers),
-            "timing/non_overlap_rule_reward": max(answer["waited_seconds"] for answer in answers),
+        graded: Graded = self._all(Verb.REWARDS)
+        return {score.id: score for score in graded.scored}, {
+            "timing/rule_reward": graded.busy_seconds,
+            "timing/non_overlap_rule_reward": graded.waited_seconds,
         }
 
     @verb
@@ -178,19 +170,13 @@ class Ranks:
         """Of each (row, answer, answer): whether the rules that grade the row's samples find the two equal."""
         if not pairs:
             return []
-        found = dict(
-            pair for answer in self._all(Verb.COMPARE_ANSWERS, split=split, pairs=list(pairs)) for pair in answer
-        )
+        found = dict(self._all(Verb.COMPARE_ANSWERS, split=split, pairs=list(pairs)))
         return [found[number] for number in range(len(pairs))]
 
     @verb
     def exchange(self, plan: Plan) -> dict[str, float]:
         """Bring every sample to the ranks that train on it, in one all-to-all. Returns metrics."""
-        [laid] = self._all(
-            Verb.EXCHANGE,
-            by_rank=self._routes(plan),
-            share_prompts=plan.share_prompts,
-        )
+        laid: Exchanged = self._all(Verb.EXCHANGE, self._routes(plan), share_prompts=plan.share_prompts)
         self._homes = _homes(plan)
         return {
             "bytes/exchange/network": laid.network_bytes,
@@ -201,8 +187,8 @@ class Ranks:
     @verb
     def score(self, model: str) -> dict[str, float]:
         """Have a model give each exchanged sample its log-probabilities, which stay on the ranks. Returns metrics."""
-        answers = self._all(Verb.SCORE, model=model)
-        return {f"timing/{model}_{move}": max(answer[move] for answer in answers) for move in answers[0]}
+        seconds: dict[str, float] = self._all(Verb.SCORE, model=model)
+        return {f"timing/{model}_{move}": taken for move, taken in seconds.items()}
 
     @verb
     def put(self, field: str, values: Mapping[int, float]) -> None:
@@ -218,20 +204,18 @@ class Ranks:
 
         Returns of each the tokens that it has in common with its prompt's other samples, and those after them.
         """
-        return {sample: (shared, own) for answer in self._all(Verb.READ, model=model) for sample, shared, own in answer}
+        return {sample: (shared, own) for sample, shared, own in self._all(Verb.READ, model=model)}
 
     @verb
     def judge(self, model: str, plan: Plan) -> tuple[dict[int, float], dict[str, float]]:
         """A reward model's scores, by id, of what it has read; and metrics."""
-        answers = self._all(Verb.JUDGE, self._routes(plan), model=model, share_prompts=plan.share_prompts)
-        scores = {sample: score for answer in answers for sample, score in answer["scores"]}
+        judged: Judged = self._all(Verb.JUDGE, self._routes(plan), model=model, share_prompts=plan.share_prompts)
+        scores = dict(judged.scores)
         samples = len(plan.minibatches[0].ids)
         assert len(scores) == samples, f"{len(scores)} scores of {samples} samples"
         return scores, {
-            "bytes/reward_model/network": max(answer["network_bytes"] for answer in answers),
-            **{
-                f"timing/reward_model_{move}": max(answer[move] for answer in answers) for move in ("onload", "offload")
-            },
+            "bytes/reward_model/network": judged.network_bytes,
+            **{f"timing/reward_model_{move}": taken for move, taken in judged.seconds.items()},
         }
 
     @verb
@@ -240,26 +224,25 @@ class Ranks:
 
         Returns metrics, and why the update was skipped; "" where it was made.
         """
-        answers = self._all(Verb.LEARN, model=model, minibatch=minibatch, learning_rate=learning_rate)
+        learned: Learned = self._all(Verb.LEARN, model=model, minibatch=minibatch, learning_rate=learning_rate)
         sums: dict[str, float] = {}
-        for answer in answers:
-            for name, value in answer["sums"].items():
+        for of_rank in learned.sums:
+            for name, value in of_rank.items():
                 sums[name] = sums.get(name, 0.0) + value
         tokens = max(sums.pop("tokens", 0.0), 1.0)
         metrics = {name: value / tokens for name, value in sums.items() if not name.endswith("_loss")}
         metrics |= {name: value for name, value in sums.items() if name.endswith("_loss")}
         metrics |= {
-            **{name: max(answer["maxima"].get(name, 0.0) for answer in answers) for name in _names(answers, "maxima")},
-            "grad_norm": answers[0]["grad_norm"],
-            "update/skipped": float(not answers[0]["updated"]),
+            **learned.maxima,
+            "grad_norm": learned.grad_norm,
+            "update/skipped": float(not learned.updated),
         }
-        return metrics, "" if answers[0]["updated"] else _why_skipped(answers)
+        return metrics, "" if learned.updated else _why_skipped(learned)
 
     @verb
     def conversations(self, ids: Sequence[int], step: int) -> list[dict[str, Any]]:
         """A few graded samples of `step` with all that is kept of them, in the order of `ids`."""
-        answers = self._all(Verb.CONVERSATIONS, ids=list(ids), step=step)
-        found = {text["id"]: text for answer in answers for text in answer}
+        found = {text["id"]: text for text in self._all(Verb.CONVERSATIONS, ids=list(ids), step=step)}
         return [found[sample] for sample in ids]
 
     @verb
@@ -281,7 +264,7 @@ class Ranks:
     @verb
     def checkpoint_bytes(self) -> int:
         """Return about what all ranks together would write."""
-        return self._all(Verb.CHECKPOINT_BYTES)[0]
+        return self._all(Verb.CHECKPOINT_BYTES)
 
     @verb
     def begin_checkpoint(self, directory: str) -> None:
@@ -291,7 +274,7 @@ class Ranks:
     @verb
     def checkpoint_progress(self, wait: bool) -> tuple[bool, str | None, bool]:
         """Return whether all have written, what failed, and whether any was asked (SIGUSR1) to save and end."""
-        [progress] = self._all(Verb.CHECKPOINT_PROGRESS, wait=wait)
+        progress: Progress = self._all(Verb.CHECKPOINT_PROGRESS, wait=wait)
         return progress.written, progress.failed, progress.asked
 
     @verb
@@ -300,11 +283,10 @@ class Ranks:
 
         Raises OSError when one can't be read again.
         """
-        answers = self._all(Verb.CHECKPOINT_DIGESTS, directory=directory, names=list(names), wait=wait)
-        found = {name: value for answer in answers for name, value in (answer or {}).items()}
-        if len(found) < len(names):
-            return None
-        for name, value in found.items():
+        found: dict[str, str] | None = self._all(
+            Verb.CHECKPOINT_DIGESTS, directory=directory, names=list(names), wait=wait
+        )
+        for name, value in (found or {}).items():
             if value.startswith(UNREADABLE):
                 raise OSError(f"{directory}/{name}: {value}")
         return found
@@ -312,7 +294,10 @@ class Ranks:
     @verb
     def keep_rewards(self, scored: Mapping[int, SampleReward]) -> None:
         """Tell the ranks what their samples earned in the end, for those who write them down."""
-        self._all(Verb.KEEP_REWARDS, scored=[asdict(one) for one in scored.values()])
+        parts: list[list[SampleReward]] = [[] for _ in self.worker.data_ranks]
+        for one in scored.values():
+            parts[self._owners[one.id]].append(one)
+        self._all(Verb.KEEP_REWARDS, [{"scored": part} for part in parts])
 
     @verb
     def costs(self) -> tuple[dict[str, float], list[dict[str, int]]]:
@@ -320,10 +305,10 @@ class Ranks:
 
         And now, of the rank that holds most: what HOLDS names. Returns metrics, and what each rank holds.
         """
-        answers = self._all(Verb.COSTS)
-        peaks = {name: max(answer["peaks"][name] for answer in answers) for name in answers[0]["peaks"]}
+        costs: Costs = self._all(Verb.COSTS)
+        peaks = costs.peaks
         metrics = {f"memory/{phase}/peak_bytes": peaks[name] for name, phase in MEMORY_PHASES.items() if name in peaks}
-        holds = [{metric: answer["holds"][name] for name, metric in HOLDS.items()} for answer in answers]
+        holds = [{metric: of_rank[name] for name, metric in HOLDS.items()} for of_rank in costs.holds]
         metrics |= {metric: max(rank[metric] for rank in holds) for metric in HOLDS.values()}
         moved, self.controller_bytes = self.commands.bytes_moved - self.controller_bytes, self.commands.bytes_moved
         return metrics | {"memory/peak_bytes": max(peaks.values()), "bytes/controller": moved}, holds
@@ -346,17 +331,10 @@ def _homes(plan: Plan) -> dict[int, int]:
     }
 
 
-def _names(answers: Sequence[Mapping[str, Any]], kind: str) -> list[str]:
-    """Return the names in a mapping of each answer, once each, in order."""
-    return list(dict.fromkeys(name for answer in answers for name in answer[kind]))
-
-
-def _why_skipped(answers: Sequence[Mapping[str, Any]]) -> str:
-    """Whose loss or gradient is not finite; `answers`: of each rank to `learn`."""
-    norm = f"the norm of the gradient is {answers[0]['grad_norm']}"
-    for rank, answer in enumerate(answers):
-        losses = [name for name, value in answer["sums"].items() if not math.isfinite(value)]
-        if losses:
-            return f"{norm}; on rank {rank} {', '.join(losses)} is not finite"
-    found = [f"of {answer['broken']} on rank {rank}" for rank, answer in enumerate(answers) if answer["broken"]]
-    return f"{norm}; not finite is that {', '.join(found[:4])}" if found else norm
+def _why_skipped(learned: Learned) -> str:
+    """Return whose loss or gradient is not finite."""
+    norm = f"the norm of the gradient is {learned.grad_norm}"
+    if learned.losses_broken:
+        return f"{norm}; {learned.losses_broken[0]} is not finite"
+    found = [f"of {broken}" for broken in learned.gradients_broken]
+    return f"{norm}; not finite is that {', '.join(found)}" if found else norm

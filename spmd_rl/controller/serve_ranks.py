@@ -1,7 +1,6 @@
 """The verbs of the programs that only generate, as rank 0 tells them."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
 
 from spmd_rl.config.names import Verb
 from spmd_rl.controller.ranks import ChannelProtocol, Ranks, WorkerProtocol
@@ -30,4 +29,4 @@ class Servers:
 
         Returns why it ended: `stop`, `length` or `abort`.
         """
-        return self.ranks._all(Verb.REPLY, prompt=list(prompt), seed=seed, sampling=asdict(sampling))[0]
+        return self.ranks._all(Verb.REPLY, prompt=list(prompt), seed=seed, sampling=sampling)

@@ -19,6 +19,8 @@ class Ticket:
     """Either "stop" (an end token or stop string) or "length" (the response limit)."""
     policy_version: int = 0
     """The step whose weights wrote it."""
+    owner: int = 0
+    """The rank that made it, and holds it."""
 
     @property
     def tokens(self) -> int:

@@ -2,7 +2,8 @@
 
 A rank that gets a verb hands its children their part of it, waits until each has it, and only then says so to its
 parent: a rank that never arrives is known by name before rank 0 waits for it inside a collective. Answers come back the
-same way, in the order of ranks. Rank 0 sends and receives as many messages as it has children, whatever the world.
+same way, and become one where they meet. Rank 0 sends and receives as many messages as it has children, whatever the
+world.
 """
 
 import time
@@ -15,7 +16,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from spmd_rl.distributed.control_link import GlooLink, Link, Receipt, Waits
-from spmd_rl.distributed.protocol import COMBINED
+from spmd_rl.distributed.protocol import GATHERED, Combined
 from spmd_rl.distributed.rank_names import ranks_named
 from spmd_rl.distributed.status import WAITS, current_status, doing, set_status
 from spmd_rl.distributed.world import World
@@ -84,7 +85,8 @@ class ControlChannel:
     """One rank's end of the control group.
 
     `groups`: ranks that get verbs independently of other groups', so that one may be busy while another gets a verb;
-    each is a tree of its own. Empty: all are one group.
+    each is a tree of its own. Empty: all are one group. `protocol`: how the answers to a verb become one; to those that
+    it does not name, a list of each rank's.
     """
 
     def __init__(
@@ -94,7 +96,9 @@ class ControlChannel:
         fan_out: int = FAN_OUT,
         groups: Sequence[Sequence[int]] = (),
         link: Link | None = None,
+        protocol: Mapping[str, Combined] | None = None,
     ):
+        self.protocol = protocol or {}
         self.rank, self.started = world.rank, world.started
         self.timeout_seconds = timeout_seconds
         self.link: Link = link or GlooLink(world)
@@ -120,12 +124,12 @@ class ControlChannel:
         other's. Verbs that were posted to the same group before are waited for.
         """
         place, order = current_status(), [0, *(rank for tree in self._trees for rank in tree)]
-        named = list(range(len(order)) if ranks is None else ranks)
+        named = range(len(order)) if ranks is None else ranks
         parts = dict(zip(named, by_rank, strict=True)) if by_rank is not None else {}
         if ranks is not None:
             wanted = frozenset(named)
             order = [rank for rank in order if rank in wanted]
-        own = {**arguments, **parts.get(0, {})} if 0 in order else None
+        own = _decode(_encode({**arguments, **parts.get(0, {})})) if 0 in order else None
         order = [rank for rank in order if rank]
         message = Message(
             str(verb),
@@ -140,7 +144,7 @@ class ControlChannel:
             if any(rank in branch for branch in pending.branches for rank in order):
                 pending.collect()
         below = self._hand_down(message, 0)
-        pending = Pending(self, below, named, order, own)
+        pending = Pending(self, below, own)
         self._pending.append(pending)
         return pending
 
@@ -178,22 +182,29 @@ class ControlChannel:
             self.link.give_receipt(self.parent)
 
     def answer(self, value: Any) -> None:
-        """Give rank 0 this rank's answer, and those of the ranks below."""
-        self.pass_on([msgspec.Raw(_encode(value))])
+        """Give rank 0 this rank's answer with those of the ranks below."""
+        assert self._below is not None
+        self.pass_on([self.how(self._below.verb).encoded(value)])
 
     def pass_on(self, own: Sequence[msgspec.Raw] = ()) -> None:
         """Give rank 0 the answers of the ranks below."""
         assert self._below is not None
         answers = [*own, *self._collect(self._below)]
-        how = COMBINED.get(self._below.verb)
-        if how is not None and len(answers) > 1:
-            one = reduce(how.combine, [_decode(answer, type=how.type) for answer in answers])
-            answers = [msgspec.Raw(_encode(one))]
-        sent = self._send(_encode(answers), self.parent)
+        one = answers[0] if len(answers) == 1 else _encode(self.combined(self._below.verb, answers))
+        sent = self._send(bytes(one), self.parent)
         with doing(f"{WAITS}rank {self.parent} to take its answer"):  # which it does after its own part of the verb
             sent.wait()
 
     # Both
+
+    def how(self, verb: str) -> Combined:
+        """Return how the answers to a verb become one."""
+        return self.protocol.get(verb, GATHERED)
+
+    def combined(self, verb: str, answers: Sequence[msgspec.Raw]) -> Any:
+        """Make one of answers, which are in the order of ranks."""
+        how = self.how(verb)
+        return reduce(how.combine, map(how.decoded, answers))
 
     def _hand_down(self, message: Message, start: int) -> "_Below":
         """Begin to give the branches a verb; `start`: how many of the message's ranks come before them."""
@@ -230,13 +241,13 @@ class ControlChannel:
         below.receipts, below.sends = {}, []
 
     def _collect(self, below: "_Below") -> list[msgspec.Raw]:
-        """Return the answers of the ranks below, in the tree's order."""
+        """Return the answer of each branch below, in the order of ranks."""
         answers = []
         for branch in below.branches:
             child = branch[0]
             of_others = f" and of {ranks_named(branch[1:])}, which come through it" if len(branch) > 1 else ""
             with self._naming([child], "before its answer"), doing(f"{WAITS}the answer of rank {child}{of_others}"):
-                answers += _decode(self._received(child), type=list[msgspec.Raw])
+                answers.append(msgspec.Raw(self._received(child)))
         return answers
 
     def _send(self, message: bytes, rank: int) -> Waits:
@@ -288,11 +299,11 @@ class _Below:
 class Pending:
     """A verb that was posted: rank 0 may do something else before it asks for the answers."""
 
-    def __init__(self, channel: ControlChannel, below: _Below, ranks: list[int], others: list[int], own: Any):
+    def __init__(self, channel: ControlChannel, below: _Below, own: dict[str, Any] | None):
         self.own_arguments: dict[str, Any] | None = own
         """Of rank 0, where it does the verb too."""
         self.branches = below.branches
-        self._channel, self._below, self._ranks, self._others = channel, below, ranks, others
+        self._channel, self._below = channel, below
         self._answers: list[msgspec.Raw] | None = None
 
     def wait(self) -> None:
@@ -306,16 +317,10 @@ class Pending:
             self._answers = self._channel._collect(self._below)
             self._channel._pending.remove(self)
 
-    def answers(self, own: Any = None) -> list[Any]:
-        """Return what the ranks answer, in the order in which they were named; `own`: what rank 0 does.
-
-        Where the protocol combines the answers to a verb, it is one.
-        """
+    def answer(self, own: Any = None) -> Any:
+        """Return what the ranks answer, as one; `own`: what rank 0 does, where it is one of them."""
         self.collect()
-        how = COMBINED.get(self._below.verb)
-        if how is not None:
-            answers = [] if self.own_arguments is None else [_decode(_encode(own), type=how.type)]
-            answers += [_decode(answer, type=how.type) for answer in self._answers or ()]
-            return [reduce(how.combine, answers)] if answers else []
-        found = dict(zip(self._others, map(_decode, self._answers or ()), strict=True))
-        return [own if rank == 0 else found[rank] for rank in self._ranks]
+        verb, answers = self._below.verb, self._answers or []
+        if self.own_arguments is not None:
+            answers = [self._channel.how(verb).encoded(own), *answers]
+        return self._channel.combined(verb, answers)

@@ -1,95 +1,43 @@
-"""How the answers to a verb are combined on their way to rank 0, so that it gets one whatever the world.
+"""How the answers to a verb become one on their way to rank 0, so that it gets one whatever the world."""
 
-Only what comes out the same in whatever order of ranks is combined: whole numbers, most and least, all and any. Sums of
-floats are not: rank 0 adds them up in the order of ranks.
-"""
-
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from operator import add
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import msgspec
 
-from spmd_rl.config.names import Verb
 
+class Answer(Protocol):
+    """Stand for what a rank answers to a verb."""
 
-class Refreshed(msgspec.Struct):
-    """Answer `to_rollout`: bytes that came to a rank, of the rank with most."""
-
-    network_bytes: int
-    local_bytes: int
-
-    def combine(self, other: Self) -> "Refreshed":
-        return Refreshed(
-            max(self.network_bytes, other.network_bytes),
-            max(self.local_bytes, other.local_bytes),
-        )
-
-
-class Exchanged(msgspec.Struct):
-    """Answer `exchange`: bytes that a rank sent, of the rank with most, and tokens that all ranks laid down."""
-
-    network_bytes: int
-    tokens: int
-    padding_tokens: int
-    ranks: int = 1
-    most_tokens: int = 0
-    """Of the rank with most."""
-
-    def __post_init__(self) -> None:
-        self.most_tokens = max(self.tokens, self.most_tokens) if self.ranks == 1 else self.most_tokens
-
-    def combine(self, other: Self) -> "Exchanged":
-        return Exchanged(
-            max(self.network_bytes, other.network_bytes),
-            self.tokens + other.tokens,
-            self.padding_tokens + other.padding_tokens,
-            self.ranks + other.ranks,
-            max(self.most_tokens, other.most_tokens),
-        )
-
-
-class Progress(msgspec.Struct):
-    """Answer `checkpoint_progress`."""
-
-    written: bool
-    """By all."""
-    failed: str | None
-    """Why, on the first rank on which it did."""
-    asked: bool
-    """Of any rank, to save and end."""
-
-    def combine(self, other: Self) -> "Progress":
-        return Progress(
-            self.written and other.written,
-            self.failed or other.failed,
-            self.asked or other.asked,
-        )
+    def combine(self, other: Self) -> Self:
+        """Return the answer of both; `other` is of the higher ranks."""
 
 
 class Combined(NamedTuple):
-    """State what a rank answers, and how two answers become one; the first is of the lower ranks."""
+    """State what a rank answers, and how two answers become one; the first is of the lower ranks.
+
+    What comes out must not depend on where the tree of ranks parts them: whole numbers, most and least, all and any,
+    lists one after the other. Floats whose sum matters come as lists, and rank 0 adds them up in the order of ranks.
+    """
 
     type: Any
     combine: Callable[[Any, Any], Any]
 
+    def encoded(self, value: Any) -> msgspec.Raw:
+        """Return one rank's answer as it travels."""
+        return msgspec.Raw(msgspec.msgpack.encode(value))
 
-def _first(one: Any, other: Any) -> Any:
-    return one
+    def decoded(self, answer: msgspec.Raw) -> Any:
+        """Return an answer that came."""
+        return msgspec.msgpack.decode(answer, type=self.type)
 
 
-_SILENT = (
-    *(Verb.PUT, Verb.KEEP_REWARDS, Verb.WRITE_CONVERSATIONS, Verb.FORGET),
-    *(Verb.EXPORT_HF, Verb.BEGIN_CHECKPOINT, Verb.LOAD, Verb.STOP),
-)
-"""They have no answer."""
-COMBINED: Mapping[str, Combined] = {
-    **dict.fromkeys(_SILENT, Combined(None, _first)),
-    Verb.TO_ROLLOUT: Combined(Refreshed, Refreshed.combine),
-    Verb.TO_TRAINING: Combined(float | None, _first),
-    Verb.EXCHANGE: Combined(Exchanged, Exchanged.combine),
-    Verb.CHECKPOINT_BYTES: Combined(int, add),
-    Verb.CHECKPOINT_PROGRESS: Combined(Progress, Progress.combine),
-    Verb.REPLY: Combined(str, _first),
-}
-"""Of each verb whose answers become one. Those of the others come to rank 0 in the order of ranks."""
+class Gathered(Combined):
+    """Answer with a list: what each rank answers, in the order of ranks."""
+
+    def encoded(self, value: Any) -> msgspec.Raw:
+        return super().encoded([value])
+
+
+GATHERED = Gathered(list[Any], add)

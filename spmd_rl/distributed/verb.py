@@ -1,12 +1,41 @@
-"""The mark of a collective act."""
+"""The mark of what all ranks do, and how one rank does it: the signature of a verb's method is what travels."""
 
-from collections.abc import Callable
-from typing import TypeVar
+import inspect
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any, TypeVar, get_type_hints
+
+import msgspec
 
 Method = TypeVar("Method", bound=Callable)
 
 
 def verb(method: Method) -> Method:
-    """Marks a collective act: a method of Ranks (rank 0 tells it) and of Worker (every rank does it)."""
+    """Mark a collective act: of Ranks, as rank 0 has it done, and of a worker's component, as every rank does it."""
     method.is_verb = True
     return method
+
+
+def verbs_of(component: object) -> dict[str, Callable]:
+    """Return the methods of a component that are verbs, by name."""
+    names = (name for name in dir(type(component)) if getattr(getattr(type(component), name), "is_verb", False))
+    return {name: getattr(component, name) for name in names}
+
+
+def do(method: Callable, arguments: Mapping[str, Any]) -> Any:
+    """Call a verb's method with arguments as they come from msgpack, each made what the signature says it is.
+
+    Raises msgspec.ValidationError where one is missing, too much, or of another type.
+    """
+    return method(**msgspec.structs.asdict(msgspec.convert(arguments, _arguments(method.__func__))))
+
+
+@cache
+def _arguments(function: Callable) -> type[msgspec.Struct]:
+    hints = get_type_hints(function)
+    _, *parameters = inspect.signature(function).parameters.values()
+    fields = [
+        (one.name, hints[one.name]) if one.default is one.empty else (one.name, hints[one.name], one.default)
+        for one in parameters
+    ]
+    return msgspec.defstruct(function.__name__, fields, forbid_unknown_fields=True)

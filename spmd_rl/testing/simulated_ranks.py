@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from spmd_rl.distributed.commands import FAN_OUT, ControlChannel, Message, MissingRanks, Pending
+from spmd_rl.distributed.protocol import Combined
 
 Do = Callable[[int, str, dict[str, Any]], Any]
 """A rank's answer to a verb: (rank, verb, arguments)."""
@@ -75,6 +76,7 @@ class SimulatedRanks:
         groups: Sequence[Sequence[int]] = (),
         away: Sequence[int] = (),
         gone: Sequence[int] = (),
+        protocol: Mapping[str, Combined] | None = None,
     ):
         self.do, self.away, self.gone = do, away, gone
         self.mail = Post()
@@ -85,6 +87,7 @@ class SimulatedRanks:
                 fan_out,
                 groups,
                 SimulatedLink(rank, self.mail),
+                protocol,
             )
             for rank in range(size)
         ]
@@ -112,12 +115,12 @@ class SimulatedRanks:
         arguments: Mapping[str, Any],
         ranks: Sequence[int] | None = None,
         by_rank: Sequence[Mapping[str, Any]] | None = None,
-    ) -> list[Any]:
-        """Have ranks do a verb, rank 0 too where it is one of them; return their answers."""
+    ) -> Any:
+        """Have ranks do a verb, rank 0 too where it is one of them; return their answer."""
         pending = self.post(verb, arguments, ranks, by_rank)
         pending.wait()
         own = pending.own_arguments
-        return pending.answers(None if own is None else self.do(0, verb, own))
+        return pending.answer(None if own is None else self.do(0, verb, own))
 
 
 class SimulatedPending:
@@ -144,7 +147,7 @@ class SimulatedPending:
         self.ranks.seconds += time.process_time() - started
         self.pending.wait()
 
-    def answers(self, own: Any = None) -> list[Any]:
+    def answer(self, own: Any = None) -> Any:
         """Let the other ranks do it, and return what all answer."""
         started = time.process_time()
         for rank, message in sorted(self._got.items(), reverse=True):
@@ -158,4 +161,4 @@ class SimulatedPending:
                 else:
                     channel.answer(self.ranks.do(rank, self.verb, arguments))
         self.ranks.seconds += time.process_time() - started
-        return self.pending.answers(own)
+        return self.pending.answer(own)

@@ -1,11 +1,13 @@
 """A model in training: with gradients and an optimizer."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from spmd_rl.config.config import TrainConfig
+from spmd_rl.data.answers import Learned
 from spmd_rl.distributed.status import doing
 from spmd_rl.training.forward import run_passes
 from spmd_rl.training.offload import Releasable, gradient_buffers
@@ -30,18 +32,6 @@ Loss = Callable[..., LossResult]
 """(micro-batch, what the head says of its loss tokens [N], ...) -> the loss; samples' fields are read by name."""
 
 
-@dataclass
-class Learned:
-    """Hold what one optimizer step tells rank 0; sums and maxima are of this rank's tokens, on ranks that report."""
-
-    updated: bool
-    grad_norm: float
-    broken: str = ""
-    """A parameter whose gradient is not finite on this rank, when the update was not made."""
-    sums: dict[str, float] = field(default_factory=dict)
-    maxima: dict[str, float] = field(default_factory=dict)
-
-
 class Learner:
     """Has a model, Megatron's gradient buffers around it, and its optimizer."""
 
@@ -54,7 +44,7 @@ class Learner:
 
     def learn(self, packs: Sequence[Packed], loss: Loss, rate: float) -> Learned:
         """Make one optimizer step on these micro-batches; the loss is the sum of its totals over all ranks."""
-        model, learned = self.model, Learned(updated=False, grad_norm=0.0)
+        model, sums, maxima = self.model, dict[str, float](), dict[str, float]()
         self.gradients.restore()
         self.optimizer.zero_gradients()
 
@@ -64,18 +54,21 @@ class Learner:
             result = loss(packed, *rows)
             if model.place.reports:
                 for name, value in result.sums.items():
-                    learned.sums[name] = learned.sums.get(name, 0.0) + float(value)
+                    sums[name] = sums.get(name, 0.0) + float(value)
                 for name, value in result.maxima.items():
-                    learned.maxima[name] = max(learned.maxima.get(name, 0.0), float(value))
+                    maxima[name] = max(maxima.get(name, 0.0), float(value))
             return result.total
 
         run_passes(self.wrapped, model.module.last, model.place, packs, model.head, use, backward=True)
         with doing("optimizer step"):
-            learned.updated, learned.grad_norm = self.optimizer.step(rate)
-        if not learned.updated:
-            learned.broken = first_not_finite(
-                (name, weight.main_grad) for name, weight in model.module.named() if weight.requires_grad
-            )
+            updated, grad_norm = self.optimizer.step(rate)
+        learned, rank = Learned(updated, grad_norm, [sums] if sums else [], maxima), model.place.rank
+        if not updated:
+            if losses := [name for name, value in sums.items() if not math.isfinite(value)]:
+                learned.losses_broken = [f"on rank {rank} {', '.join(losses)}"]
+            gradients = ((name, weight.main_grad) for name, weight in model.module.named() if weight.requires_grad)
+            if broken := first_not_finite(gradients):
+                learned.gradients_broken = [f"{broken} on rank {rank}"]
         return learned
 
     def broken(self) -> str:

@@ -1,22 +1,22 @@
-"""The verbs that a rank of every program has, one that trains and one that only generates."""
+"""What a rank of every program has, one that trains and one that only generates."""
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from spmd_rl.config.config import Config
 from spmd_rl.data.response_text import ResponseText, end_tokens
-from spmd_rl.data.sampling_params import SamplingParams
 from spmd_rl.data.sources.prompts import Prompt
 from spmd_rl.distributed.commands import ControlChannel
 from spmd_rl.distributed.layout import RolloutLayout
 from spmd_rl.distributed.status import set_status
-from spmd_rl.distributed.verb import verb
+from spmd_rl.distributed.verb import do, verb, verbs_of
 from spmd_rl.distributed.world import World
 from spmd_rl.models.model_shape import ModelShape
 from spmd_rl.platforms.platform import Platform
 from spmd_rl.rewards.grading.pool import GraderPool
 from spmd_rl.rollout.engine import Engine
-from spmd_rl.worker.rollouts import Rollouts
+from spmd_rl.worker.rollouts import Made, Rollouts
 
 
 class BaseWorker:
@@ -32,8 +32,9 @@ class BaseWorker:
         prompts: Mapping[str, Sequence[Prompt]],
         tokenizer: Any,
         pool: GraderPool | None,
+        made: dict[int, Made] | None = None,
     ):
-        """`max_tokens`: the longest prompt with its response."""
+        """`max_tokens`: the longest prompt with its response; `made`: holds the rank's samples, by id."""
         self.shape, self.world, self.pool = shape, world, pool
         self.rollout_layout = RolloutLayout.of(config.rollout, world.size)
         self.replica = self.rollout_layout.replica(world.rank)
@@ -58,9 +59,25 @@ class BaseWorker:
         set_status(doing="")
         text = ResponseText(tokenizer, tuple(ends), config.rollout.skip_special_tokens)
         self.rollouts = Rollouts(
-            self.engine, self.rollout_layout, world.rank, prompts, tokenizer, pool, config.run.seed, text
+            self.engine,
+            self.rollout_layout,
+            world.rank,
+            prompts,
+            tokenizer,
+            pool,
+            config.run.seed,
+            text,
+            {} if made is None else made,
         )
         self.done = False
+        self._verbs: dict[str, list[Callable]] = defaultdict(list)
+        self.own(self, self.rollouts)
+
+    def own(self, *components: object) -> None:
+        """Take components whose verbs this rank does; one that several have is done by each, and has no answer."""
+        for component in components:
+            for name, method in verbs_of(component).items():
+                self._verbs[name].append(method)
 
     def serve(self, commands: ControlChannel) -> None:
         """Do what rank 0 tells until it says stop."""
@@ -70,10 +87,9 @@ class BaseWorker:
 
     def do(self, name: str, arguments: dict[str, Any]) -> Any:
         """Do one verb."""
-        method = getattr(self, name)
-        assert method.is_verb, name
         set_status(verb=name)
-        answer = method(**arguments)
+        for method in self._verbs[name]:
+            answer = do(method, arguments)
         set_status(verb="")
         return answer
 
@@ -84,33 +100,6 @@ class BaseWorker:
         self.engine.close()
 
     @verb
-    def generate(
-        self,
-        split: str,
-        rows: Sequence[int],
-        step: int,
-        samples_per_prompt: int,
-        sampling: dict[str, Any],
-        first_id: int = 0,
-    ) -> dict[str, Any]:
-        return self.rollouts.generate(split, rows, step, samples_per_prompt, SamplingParams(**sampling), first_id)
-
-    @verb
-    def rewards(self) -> dict[str, Any]:
-        return self.rollouts.rewards()
-
-    @verb
-    def compare_answers(self, split: str, pairs: list[tuple[int, str, str]]) -> list[tuple[int, bool]]:
-        return self.rollouts.compare_answers(split, pairs)
-
-    @verb
-    def conversations(self, ids: list[int], step: int) -> list[dict[str, Any]]:
-        return self.rollouts.conversations(ids, step)
-
-    @verb
-    def forget(self) -> None:
-        self.rollouts.made.clear()
-
-    @verb
     def stop(self) -> None:
+        """Leave the loop of verbs."""
         self.done = True

@@ -29,11 +29,12 @@ class ConsistencyCheck:
     tolerance: float
     made: Completion | None = None
 
-    def generate(self, max_tokens: int) -> None:
-        """A few tokens at the run's temperature, from all of the distribution."""
+    def generate(self) -> None:
+        """Make a few tokens at the run's temperature, from all of the distribution."""
         trainer = self.trainer
         request = Request(0, self.prompt, sample_seed(trainer.config.run.seed, 0, 0, 0))
-        sampling = SamplingParams(trainer.config.rollout.temperature, min(TOKENS, max_tokens))
+        rollout = trainer.config.rollout
+        sampling = SamplingParams(rollout.temperature, min(TOKENS, rollout.max_response_length))
         self.engine.generate([request], sampling, self._keep)
 
     def _keep(self, completion: Completion) -> None:

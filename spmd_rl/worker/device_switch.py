@@ -5,15 +5,18 @@ from dataclasses import dataclass
 
 import torch
 
+from spmd_rl.data.answers import Refreshed
 from spmd_rl.distributed.layout import RolloutLayout
 from spmd_rl.distributed.status import doing
+from spmd_rl.distributed.verb import verb
 from spmd_rl.distributed.world import World
 from spmd_rl.rollout.engine import Engine
 from spmd_rl.weights.families import megatron_shard, vllm_shard
 from spmd_rl.weights.transfer.boxes import common_boxes
 from spmd_rl.weights.transfer.checksum import Checksums, verify
 from spmd_rl.weights.transfer.transfer_schedule import Schedule, bucket_of_bytes
-from spmd_rl.weights.transfer.weight_transfer import Traffic, WeightTransfer
+from spmd_rl.weights.transfer.weight_transfer import WeightTransfer
+from spmd_rl.worker.consistency_check import ConsistencyCheck
 from spmd_rl.worker.trainer import Trainer
 
 
@@ -27,6 +30,8 @@ class DeviceSwitch:
     rollout_layout: RolloutLayout
     bucket_bytes: int
     give_back_memory: Callable[[], None]
+
+    consistency: ConsistencyCheck | None = None
 
     def __post_init__(self) -> None:
         self.policy = self.trainer.models["policy"]
@@ -48,9 +53,11 @@ class DeviceSwitch:
         self.on_written: Callable[[str, torch.Tensor], None] = lambda name, tensor: None
         """Sees each of the engine's parameters when a refresh has written it, before it is proved."""
 
-    def to_rollout(self) -> Traffic:
+    @verb
+    def to_rollout(self, canary: bool = False) -> Refreshed:
         """Write the policy into the engine, prove that it arrived, and leave the device to the engine.
 
+        `canary`: let the engine make the few tokens that both will have scored when the device comes back.
         Raises RuntimeError that names tensor, slice, parameter and rank where the engine holds something else.
         """
         for learner in self.trainer.learners.values():
@@ -80,11 +87,18 @@ class DeviceSwitch:
         for learner in self.trainer.learners.values():
             learner.offload()
         self.engine.wake_cache()
-        return traffic
+        if canary and self.consistency is not None:
+            self.consistency.generate()
+        return Refreshed(traffic.network_bytes, traffic.local_bytes)
 
-    def to_training(self) -> None:
-        """Give the device back to the trainer; the engine's weights and cache are dropped."""
+    @verb
+    def to_training(self) -> float | None:
+        """Give the device back to the trainer; the engine's weights and cache are dropped.
+
+        Returns the gap between both engines' log-probabilities of the canary, where one was made.
+        """
         self.engine.sleep()
         self.give_back_memory()
         for learner in self.trainer.learners.values():
             learner.onload()
+        return self.consistency.compare() if self.consistency is not None else None

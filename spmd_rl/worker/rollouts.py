@@ -2,11 +2,12 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from spmd_rl.data.answers import Generated, Graded
 from spmd_rl.data.response_text import ResponseText
 from spmd_rl.data.samples import sample_record, samples_file, write_samples
 from spmd_rl.data.sampling_params import SamplingParams
@@ -15,6 +16,7 @@ from spmd_rl.data.sources.prompts import Prompt
 from spmd_rl.data.tickets import UNJUDGED, SampleReward, Ticket
 from spmd_rl.data.tokens import decode
 from spmd_rl.distributed.layout import RolloutLayout
+from spmd_rl.distributed.verb import verb
 from spmd_rl.rewards.grading.pool import GraderPool
 from spmd_rl.rewards.reward_sample import of_answer, of_tokens
 from spmd_rl.rollout.engine import Engine
@@ -32,7 +34,7 @@ class Made:
 
 
 class Rollouts:
-    """One rank's share of the verbs that generate and grade, for whoever holds an engine and graders."""
+    """Do one rank's share of the verbs that generate and grade, for whoever holds an engine and graders."""
 
     def __init__(
         self,
@@ -44,10 +46,12 @@ class Rollouts:
         pool: GraderPool,
         seed: int,
         text: ResponseText,
+        made: dict[int, Made],
     ):
+        """`made`: the rank's samples by id, which others look at."""
         self.engine, self.layout, self.rank = engine, layout, rank
         self.prompts, self.pool, self.seed, self.text = prompts, pool, seed, text
-        self.made: dict[int, Made] = {}
+        self.made = made
         self.rendered = lru_cache(1024)(lambda ids: decode(tokenizer, ids, special=True))
         """Token ids of a prompt -> its text as the model is shown it."""
         self.replica = layout.replica(rank)
@@ -58,6 +62,7 @@ class Rollouts:
         self.on_completion: Callable[[Completion], None] = lambda completion: None
         """Sees each sample before anybody else does."""
 
+    @verb
     def generate(
         self,
         split: str,
@@ -66,7 +71,7 @@ class Rollouts:
         samples_per_prompt: int,
         sampling: SamplingParams,
         first_id: int = 0,
-    ) -> dict[str, Any]:
+    ) -> Generated:
         """Sample this rank's share of the prompts; each sample goes to the graders as it ends.
 
         `first_id`: of the first sample, where earlier ones of the step have others; a multiple of `samples_per_prompt`.
@@ -115,15 +120,18 @@ class Rollouts:
                 loss_tokens=completion.sample.loss_tokens,
                 finish_reason=completion.finish_reason,
                 policy_version=step,
+                owner=self.rank,
             )
             for completion in made
         ]
-        return {
-            "tickets": [asdict(ticket) for ticket in tickets] if self.owns_samples else [],
-            "seconds": time.perf_counter() - started,
-            "prompt_tokens": sum(ticket.prompt_tokens for ticket in tickets),
-            "cached_tokens": sum(completion.cached_prompt_tokens for completion in made),
-        }
+        seconds = time.perf_counter() - started
+        return Generated(
+            tickets=tickets if self.owns_samples else [],
+            most_seconds=seconds,
+            least_seconds=seconds,
+            prompt_tokens=sum(ticket.prompt_tokens for ticket in tickets),
+            cached_tokens=sum(completion.cached_prompt_tokens for completion in made),
+        )
 
     def _keep(self, completion: Completion, prompt: Prompt, limit: int) -> None:
         """Store a finished sample and give it to the graders while others are still generating."""
@@ -133,16 +141,24 @@ class Rollouts:
         shown, reason = self.rendered(prompt.token_ids), completion.finish_reason
         self.pool.submit(completion.sample.id, of_tokens(prompt, shown, text, response, reason, limit))
 
-    def rewards(self) -> dict[str, Any]:
+    @verb
+    def rewards(self) -> Graded:
         """Wait for this rank's graders."""
         started = time.perf_counter()
         scored = self.pool.collect(block=True)
         waited = time.perf_counter() - started
         for score in scored:
             self.made[score.id].reward = score
-        told = [asdict(replace(score, extracted=None)) for score in scored]
-        return {"scored": told, "busy_seconds": self._newly_busy(), "waited_seconds": waited}
+        return Graded([replace(score, extracted=None) for score in scored], self._newly_busy(), waited)
 
+    @verb
+    def keep_rewards(self, scored: Sequence[SampleReward]) -> None:
+        """Keep what this rank's samples earned in the end."""
+        for one in scored:
+            made = self.made[one.id]
+            made.reward = replace(one, extracted=made.reward.extracted if made.reward else None)
+
+    @verb
     def compare_answers(self, split: str, pairs: Sequence[tuple[int, str, str]]) -> list[tuple[int, bool]]:
         """Of this rank's share of (row, answer, answer): the pair's number, and whether the graders find them equal."""
         mine = range(self.rank, len(pairs), self.layout.world)
@@ -159,15 +175,22 @@ class Rollouts:
         busy, self.graded_seconds = self.pool.busy_seconds - self.graded_seconds, self.pool.busy_seconds
         return busy
 
+    @verb
     def conversations(self, ids: Sequence[int], step: int) -> list[dict[str, Any]]:
         """Those of the graded samples that this rank holds, with all that is kept of them."""
         return [self._record(sample, step) for sample in ids if sample in self.made]
 
+    @verb
     def write_conversations(self, directory: str, step: int) -> None:
         """All graded samples of this rank, into a file of its own."""
         if self.made:
             lines = (self._record(sample, step) for sample in sorted(self.made))
             write_samples(Path(directory) / samples_file(step, self.rank), lines)
+
+    @verb
+    def forget(self) -> None:
+        """Drop the samples."""
+        self.made.clear()
 
     def _record(self, sample: int, step: int) -> dict[str, Any]:
         made = self.made[sample]

@@ -1,4 +1,4 @@
-"""Every verb of the programs that only generate, as every rank does it."""
+"""One rank of a program that only generates."""
 
 from collections.abc import Callable
 from typing import Any
@@ -26,6 +26,7 @@ class ServeWorker(BaseWorker):
 
     @verb
     def load(self, model: str) -> None:
+        """Fill the engine with a model's weights, in place of what it held."""
         # The old weights and what the cache holds of them go first: there is never room for two.
         self.engine.sleep()
         self.engine.wake_weights()
@@ -35,8 +36,8 @@ class ServeWorker(BaseWorker):
         self.engine.wake_cache()
 
     @verb
-    def reply(self, prompt: list[int], seed: int, sampling: dict[str, Any]) -> str:
-        """All ranks are one engine here: rank 0's word decides for all of them when an answer is to end."""
+    def reply(self, prompt: tuple[int, ...], seed: int, sampling: SamplingParams) -> str:
+        """Answer a prompt; all ranks are one engine here, and rank 0 decides for all of them when the answer ends."""
 
         def heard(tokens: list[int]) -> bool:
             ends = torch.tensor([self.world.rank == 0 and self.tokens_heard(tokens)], dtype=torch.uint8)
@@ -44,4 +45,4 @@ class ServeWorker(BaseWorker):
                 dist.broadcast(ends, src=0, group=self.world.payload)
             return bool(ends)
 
-        return self.engine.stream(Request(0, tuple(prompt), seed), SamplingParams(**sampling), heard)
+        return self.engine.stream(Request(0, prompt, seed), sampling, heard)

@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from spmd_rl.data.answers import Progress
 from spmd_rl.data.digests import digests_of
 from spmd_rl.distributed.gather import gather
 from spmd_rl.distributed.status import doing, set_status
+from spmd_rl.distributed.verb import verb
 from spmd_rl.distributed.world import World
 from spmd_rl.health.preemption import preemption_event
 from spmd_rl.patches.checkpoint_writes import failures
@@ -29,7 +31,7 @@ _LOOK_SECONDS = 0.1
 
 
 class ShardSaver:
-    """A rank's side of the checkpoints. All ranks call the same methods in the same order, but `digests`."""
+    """A rank's side of the checkpoints. All ranks call the same methods in the same order."""
 
     def __init__(self, learners: Mapping[str, Learner], world: World) -> None:
         self._learners, self._world = learners, world
@@ -42,16 +44,21 @@ class ShardSaver:
         self.on_save: Callable[[Path], None] = lambda directory: None
         """Sees each directory that a learner's state is about to be written into."""
 
-    def bytes(self) -> int:
+    @verb
+    def checkpoint_bytes(self) -> int:
         """Return what this rank will write, about."""
         return sum(state.bytes() for state in self._states.values())
 
-    def begin(self, directory: Path) -> None:
+    @verb
+    def begin_checkpoint(self, directory: str) -> None:
         """Write into a directory that all ranks see; training may go on when this returns.
 
         Raises RuntimeError where weights or the optimizer's state are not finite: nothing could go on from them. Where
-        they are in the host's memory, the writers look, and `progress` raises it.
+        they are in the host's memory, the writers look, and `checkpoint_progress` raises it.
         """
+        self._begin(Path(directory))
+
+    def _begin(self, directory: Path) -> None:
         weights = [weight for learner in self._learners.values() for weight in learner.model.weights().values()]
         on_host = all(weight.is_cpu for weight in weights)
         for learner in () if on_host else self._learners.values():  # a fork can't read them there
@@ -86,7 +93,8 @@ class ShardSaver:
             "checkpoints are as they were, and the run can go on from the newest of them"
         )
 
-    def progress(self, wait: bool) -> dict[str, Any]:
+    @verb
+    def checkpoint_progress(self, wait: bool) -> Progress:
         """Tell whether what was begun is written, what failed, and whether this rank was asked to save and end.
 
         Raises RuntimeError where what was to be saved is not finite.
@@ -95,7 +103,7 @@ class ShardSaver:
         failed = None
         if written:
             failed, self._failed = self._failed, None
-        return {"written": written, "failed": failed, "asked": self._asked.is_set()}
+        return Progress(written, failed, self._asked.is_set())
 
     def _finish(self) -> bool:
         """Ask of every learner's state whether it is written, also when another's could not be: ranks ask alike."""
@@ -129,13 +137,14 @@ class ShardSaver:
         except OSError:
             return 0
 
-    def digests(self, directory: Path, names: Sequence[str], wait: bool) -> dict[str, str] | None:
-        """The digests of some files of what was begun; None while they are being computed, beside training.
+    @verb
+    def checkpoint_digests(self, directory: str, names: Sequence[str], wait: bool) -> dict[str, str] | None:
+        """Return the digests of this rank's share of files; None while they are being computed, in the background.
 
         Of a file that can't be read again there is the reason.
         """
         if self._hashing is None:
-            self._hashing = _Hashing(directory, names)
+            self._hashing = _Hashing(Path(directory), names[self._world.rank :: self._world.size])
         hashing = self._hashing
         if wait:
             with doing("reads its files of the checkpoint again"):

@@ -1,17 +1,17 @@
 """One rank's share of the verbs that score and train."""
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
 from spmd_rl.algorithms.table import find_correction, find_loss
 from spmd_rl.config.config import Config
+from spmd_rl.data.answers import Exchanged, Learned
 from spmd_rl.distributed.exchange import exchange
 from spmd_rl.distributed.layout import TrainLayout
 from spmd_rl.distributed.sample import Sample
+from spmd_rl.distributed.verb import verb
 from spmd_rl.distributed.world import World
 from spmd_rl.models.model_shape import ModelShape
 from spmd_rl.training.learner import Learner, Loss
@@ -19,6 +19,8 @@ from spmd_rl.training.packing import Packed, pack
 from spmd_rl.training.parallel import start_parallel
 from spmd_rl.training.policy import PolicyLoss
 from spmd_rl.training.sharded_model import ShardedModel
+from spmd_rl.weights.families import megatron_shard
+from spmd_rl.weights.files import export
 
 Routes = Mapping[int, int]
 """Sample that this rank holds -> the data-parallel rank that trains on it."""
@@ -29,8 +31,16 @@ MicroBatches = Sequence[Sequence[Sequence[int]]]
 class Trainer:
     """Holds the models by name, and the samples that they are trained on."""
 
-    def __init__(self, config: Config, shape: ModelShape, device: torch.device, world: World):
-        self.config, self.device, self.world = config, device, world
+    def __init__(
+        self,
+        config: Config,
+        shape: ModelShape,
+        device: torch.device,
+        world: World,
+        made: Callable[[int], Sample] = {}.__getitem__,
+    ):
+        """`made`: id -> a sample that this rank made."""
+        self.config, self.device, self.world, self.made = config, device, world, made
         self.layout = TrainLayout.of(config.parallel, world.size)
         self.place = start_parallel(self.layout, config.run.seed)
         self.data_ranks = [self.layout.coords(rank).data for rank in range(world.size)]
@@ -87,24 +97,26 @@ class Trainer:
         chunk, chunks = self.place.context_rank, self.place.context_size
         return [pack(groups, multiple, share_prompts, self.device, chunk, chunks) for groups in laid]
 
-    def exchange(
-        self, held: Mapping[int, Sample], routes: Routes, minibatches: Sequence[MicroBatches], share_prompts: bool
-    ) -> dict[str, int]:
-        """Keep the samples that this rank is to train on, see `bring`."""
+    @verb
+    def exchange(self, routes: Routes, minibatches: Sequence[MicroBatches], share_prompts: bool) -> Exchanged:
+        """Send the samples that this rank made to where they are trained on, and keep those that come; see `bring`."""
+        held = {sample: self.made(sample) for sample in routes}
         self.packs, self.samples, sent = self.bring(held, routes, minibatches, share_prompts)
         packs = [pack for packs in self.packs for pack in packs]
-        return {
-            "network_bytes": sent,
-            "tokens": sum(pack.tokens.shape[1] for pack in packs),
-            "padding_tokens": sum(pack.padding_tokens for pack in packs),
-        }
+        return Exchanged(
+            network_bytes=sent,
+            tokens=sum(pack.tokens.shape[1] for pack in packs),
+            padding_tokens=sum(pack.padding_tokens for pack in packs),
+        )
 
+    @verb
     def put(self, field: str, values: Mapping[int, float]) -> None:
         """Set a field of those samples that this rank trains on: one number for each of a sample's loss tokens."""
         for sample, value in values.items():
             if sample in self.samples:
                 self.samples[sample].put(field, value)
 
+    @verb
     def score(self, model: str) -> dict[str, float]:
         """Have a model give each sample its log-probabilities, or its values; returns what moving the model took."""
         found, seconds = self.forward(model, [pack for packs in self.packs for pack in packs])
@@ -128,10 +140,20 @@ class Trainer:
         here.offload()
         return found, {"onload": onloaded - started, "offload": time.perf_counter() - scored}
 
-    def learn(self, model: str, minibatch: int, rate: float) -> dict[str, Any]:
+    @verb
+    def learn(self, model: str, minibatch: int, learning_rate: float) -> Learned:
         """Make one optimizer step of a model on a mini-batch."""
-        return asdict(self.learners[model].learn(self.packs[minibatch], self.losses[model], rate))
+        return self.learners[model].learn(self.packs[minibatch], self.losses[model], learning_rate)
 
+    @verb
+    def export_hf(self, directory: str) -> None:
+        """Write the policy as a Hugging Face directory, all ranks together."""
+        policy, world = self.models["policy"], self.world
+        shards = [megatron_shard(policy.shape, self.layout, rank) for rank in range(world.size)]
+        source, weights = self.config.model.path, policy.merged_weights()
+        export.export_hf(directory, source, policy.shape, shards, weights, world.rank, world.payload)
+
+    @verb
     def forget(self) -> None:
         """Drop the samples."""
         self.samples, self.packs = {}, []

@@ -4,7 +4,9 @@ import random
 
 from spmd_rl.controller.planner import plan_microbatches
 from spmd_rl.controller.ranks import Ranks
+from spmd_rl.data.answers import ANSWERS, Exchanged, Generated
 from spmd_rl.data.sampling_params import SamplingParams
+from spmd_rl.data.tickets import Ticket
 from spmd_rl.distributed.layout import TrainLayout
 from spmd_rl.testing.simulated_ranks import SimulatedRanks
 
@@ -30,21 +32,16 @@ class Worker:
             return None
         rng = random.Random(rank)
         mine = [sample for sample, owner in self.made.items() if owner == rank and verb == "generate"]
-        tickets = [
-            {"id": sample, "group": sample // 4, "prompt_tokens": 9, "response_tokens": (n := rng.randint(1, 64))}
-            | {"loss_tokens": n, "finish_reason": "stop"}
-            for sample in mine
-        ]
-        return {"tickets": tickets, "seconds": 1.0, "prompt_tokens": 1, "cached_tokens": 0, "network_bytes": 1} | {
-            "tokens": 1,
-            "padding_tokens": 0,
-        }
+        if verb == "exchange":
+            return Exchanged(1, 1, 0)
+        tickets = [Ticket(i, i // 4, 9, n := rng.randint(1, 64), n, "stop", owner=rank) for i in mine]
+        return Generated(tickets, 1.0, 1.0, 1, 0)
 
 
 def exchanged(size: int, samples: int) -> tuple[Worker, int, list]:
     """Have simulated ranks exchange a rollout; returns what they heard, rank 0's bytes, the plan's micro-batches."""
     worker = Worker(size, samples)
-    simulated = SimulatedRanks(size, worker.answer)
+    simulated = SimulatedRanks(size, worker.answer, protocol=ANSWERS)
     worker.ranks = ranks = Ranks(simulated, worker)
     tickets, _ = ranks.generate("train", range(samples // 4), 0, 4, SAMPLING)
     plan = plan_microbatches(tickets, size // 2, 2, 200, True)
@@ -58,8 +55,8 @@ def test_a_rank_is_told_where_its_own_samples_go_and_its_own_micro_batches():
     for rank, told in worker.told.items():
         data = worker.data_ranks[rank]
         assert told["minibatches"] == [microbatches[data] for microbatches in minibatches]
-        assert set(told["data_ranks"]) == {sample for sample, owner in worker.made.items() if owner == rank}
-    to = {sample: data for told in worker.told.values() for sample, data in told["data_ranks"].items()}
+        assert set(told["routes"]) == {sample for sample, owner in worker.made.items() if owner == rank}
+    to = {sample: data for told in worker.told.values() for sample, data in told["routes"].items()}
     placed = {
         sample: data
         for microbatches in minibatches

@@ -30,7 +30,7 @@ def main(go: Path) -> None:
         while True:
             commands.receive()
             commands.answer(world.rank)
-    print("answers", commands.post("beat", {}).answers(0), flush=True)
+    print("answers", commands.post("beat", {}).answer(0), flush=True)
     while not go.exists():
         time.sleep(0.05)
     commands.post("next", {}).wait()

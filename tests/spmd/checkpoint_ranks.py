@@ -18,6 +18,7 @@ def main() -> None:
     import torch
     import torch.distributed as dist
 
+    from spmd_rl.data.answers import Progress
     from spmd_rl.distributed.gather import gather
     from spmd_rl.worker.shard_saver import ShardSaver
     from spmd_rl.worker.trainer import Trainer
@@ -43,17 +44,17 @@ def main() -> None:
     def save(directory: Path, in_the_way: str = "") -> str | None:
         nonlocal rank_files_bytes
         together(lambda: directory.mkdir(parents=True))
-        saving.begin(directory)
+        saving.begin_checkpoint(str(directory))
         if in_the_way:  # where rank 0 alone will write, at the end
             together(lambda: (directory / "training" / in_the_way).mkdir())
         try:
-            outcome = saving.progress(wait=True)
+            outcome = saving.checkpoint_progress(wait=True)
         except RuntimeError as error:  # of one rank alone
-            outcome = {"written": True, "failed": f"raised: {error}"}
+            outcome = Progress(written=True, failed=f"raised: {error}", asked=False)
         dist.barrier(group=world.payload)
-        assert outcome["written"]
+        assert outcome.written
         rank_files_bytes = sum(-(-file.stat().st_size // 4096) * 4096 for file in directory.glob("random_*"))
-        return outcome["failed"]
+        return outcome.failed
 
     def fill(directory: Path, left: int) -> None:
         ballast = directory / "ballast"

@@ -86,7 +86,7 @@ def main(asked: dict[str, Any]) -> None:
         set_status(step=step, phase="update")
         pending = commands.post("learn", {"step": step})
         pending.wait()
-        pending.answers(do("learn", {"step": step}))
+        pending.answer(do("learn", {"step": step}))
         print(f"step {step}", flush=True)
         set_status(phase="between phases")
         time.sleep(asked.get("pause", 0.0))

@@ -48,3 +48,8 @@ def perturb(samples: Iterable[Sample]) -> None:
         for name, factor in (("policy_logprobs", 0.4), ("reference_logprobs", -0.3)):
             if name in sample.fields:
                 sample.fields[name] = sample.fields[name] + factor * moved
+
+
+def own_sums(learned) -> dict[str, float]:
+    """What an optimizer step sums over this rank's loss tokens; nothing where it does not report."""
+    return learned.sums[0] if learned.sums else {}

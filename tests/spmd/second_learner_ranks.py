@@ -18,7 +18,7 @@ def main() -> None:
 def _case(given: dict, world) -> dict:
     import torch
 
-    from spmd.samples import advantages_of
+    from spmd.samples import advantages_of, own_sums
     from spmd_rl.worker.shard_saver import ShardSaver
 
     found: dict = {}
@@ -33,7 +33,8 @@ def _case(given: dict, world) -> dict:
     def step() -> dict:
         trainer.score("policy")
         trainer.score("critic")
-        return {name: trainer.learn(name, 0, RATE) for name in ("critic", "policy")}
+        learned = {name: trainer.learn(name, 0, RATE) for name in ("critic", "policy")}
+        return {name: {"sums": own_sums(one), "grad_norm": one.grad_norm} for name, one in learned.items()}
 
     found["first"] = step()
     found["masked"] = all(
@@ -44,9 +45,9 @@ def _case(given: dict, world) -> dict:
     )
     found["values"] = trainer.place.last_stage and all("values" in one.fields for one in trainer.samples.values())
     saver, directory = ShardSaver(trainer.learners, world), Path(given["checkpoint"])
-    found["bytes"] = saver.bytes() > 0
-    saver.begin(directory)
-    found["saved"] = saver.progress(wait=True)
+    found["bytes"] = saver.checkpoint_bytes() > 0
+    saver.begin_checkpoint(str(directory))
+    found["saved"] = saver.checkpoint_progress(wait=True).failed
     found["switched"] = _switch(trainer, world)
     kept, packs = trainer.samples, trainer.packs
     found["second"] = step() | {"weights": _weights(trainer)}
@@ -115,7 +116,8 @@ def _exchange(given: dict, trainer, world) -> tuple[dict, bool]:
         for group in batch
         for id in group
     }
-    trainer.exchange(made, {id: routes[id] for id in made}, mine, True)
+    trainer.made = made.__getitem__
+    trainer.exchange({id: routes[id] for id in made}, mine, True)
     ids = {id for batches in mine for batch in batches for group in batch for id in group}
     same = trainer.samples.keys() == ids and all(
         torch.equal(one.tokens, samples[id].tokens)

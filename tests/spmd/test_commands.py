@@ -24,12 +24,12 @@ if world.rank == 0:
     pending = commands.post("generate", {{"rows": [1, 2]}}, by_rank=[{{"own": rank}} for rank in range(world.size)])
     pending.wait()
     assert pending.own_arguments == {{"rows": [1, 2], "own": 0}}
-    answers = pending.answers("mine")
+    answers = pending.answer("mine")
     assert answers == ["mine", *(["generate", {{"rows": [1, 2], "own": rank}}, rank] for rank in others)], answers
     if world.size > 3:
         some = commands.post("rewards", {{}}, ranks=[3, 1], by_rank=[{{"own": "c"}}, {{"own": "a"}}])
         assert some.own_arguments is None
-        assert some.answers() == [["rewards", {{"own": "c"}}, 3], ["rewards", {{"own": "a"}}, 1]]
+        assert some.answer() == [["rewards", {{"own": "a"}}, 1], ["rewards", {{"own": "c"}}, 3]]
     try:
         commands.post("score", {{}}).wait()
         commands.post("score", {{}}).wait()

@@ -30,7 +30,7 @@ def _case(case: dict, world, platform) -> dict:
     """Train as one case asks, and return what came of it."""
     import torch
 
-    from spmd.samples import make_samples, perturb, put_what_is_learned
+    from spmd.samples import make_samples, own_sums, perturb, put_what_is_learned
     from spmd_rl.config.config import Config, ModelConfig
     from spmd_rl.models.model_shape import read_model_shape
     from spmd_rl.platforms import current
@@ -83,8 +83,8 @@ def _case(case: dict, world, platform) -> dict:
     learner.optimizer.onload()
     compared = compare(learner, before, case["gradients"]) if "gradients" in case else ({}, {})
     return {
-        "grad_norm": learned["grad_norm"],
-        "sums": learned["sums"],
+        "grad_norm": learned.grad_norm,
+        "sums": own_sums(learned),
         "logprobs": scored,
         "microbatches": len(packs),
         "tokens": sum(pack.tokens.shape[1] for pack in packs),
@@ -139,7 +139,7 @@ def go_on(case, trainer) -> dict:
     """Two steps from a checkpoint, which the case that `begins` makes after a first step and the others take up."""
     from pathlib import Path
 
-    from spmd.samples import make_samples, perturb, put_what_is_learned
+    from spmd.samples import make_samples, own_sums, perturb, put_what_is_learned
     from spmd_rl.worker.shard_saver import ShardSaver
 
     def step(rate: float) -> dict:
@@ -150,13 +150,13 @@ def go_on(case, trainer) -> dict:
         perturb(samples.values())
         put_what_is_learned(samples)
         learned = trainer.learn("policy", 0, rate)
-        return {name: learned[name] for name in ("sums", "grad_norm")}
+        return {"sums": own_sums(learned), "grad_norm": learned.grad_norm}
 
     saving, directory = ShardSaver(trainer.learners, trainer.world), Path(case["checkpoint"])
     if case["begins"]:
         step(1e-3)
-        saving.begin(directory)
-        assert saving.progress(wait=True)["failed"] is None
+        saving.begin_checkpoint(str(directory))
+        assert saving.checkpoint_progress(wait=True).failed is None
     else:
         saving.load(directory, only_weights=False)
     return {"steps": [step(1e-3), step(1e-3)]}

@@ -51,6 +51,7 @@ def _case(given: dict, world, platform) -> dict:
     from spmd_rl.config.loading import load_config
     from spmd_rl.controller.planner import plan_microbatches
     from spmd_rl.controller.ranks import Ranks
+    from spmd_rl.data.answers import ANSWERS
     from spmd_rl.data.sampling_params import SamplingParams
     from spmd_rl.distributed.commands import ControlChannel
     from spmd_rl.models.model_shape import read_model_shape
@@ -69,7 +70,7 @@ def _case(given: dict, world, platform) -> dict:
         loaded.tokenizer,
         start_graders(config, loaded.prompts["train"][0], loaded.tokenizer),
     )
-    commands = ControlChannel(world, 300)
+    commands = ControlChannel(world, 300, protocol=ANSWERS)
     found: dict = {"rounds": []}
     if world.rank:
         worker.serve(commands)
