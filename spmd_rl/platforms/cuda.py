@@ -25,6 +25,21 @@ def _missing() -> str:
     return "torch sees no GPU; use run.platform = auto, or install the cuda requirements"
 
 
+def _used_bytes() -> int:
+    """Return what is taken of the device: also by NCCL and vLLM's pools, which torch's allocator doesn't know."""
+    import torch
+
+    free, total = torch.cuda.mem_get_info()
+    return total - free
+
+
+def _peak_bytes() -> int:
+    """Return the most that torch's allocator held, or what is taken now, where that is more."""
+    import torch
+
+    return max(_used_bytes(), torch.cuda.max_memory_reserved())
+
+
 def _prepare_attention(layout: AttentionLayout) -> Attend:
     """Make one call for all sequences; what flash attention has no kernel for goes through torch's general one."""
     from spmd_rl.platforms.sdpa_attention import prepare_sdpa
@@ -89,8 +104,9 @@ CUDA = Platform(
     missing=_missing,
     claim=lazily("torch.cuda:set_device"),
     attention=_prepare_attention,
-    memory_bytes=lazily("torch.cuda:memory_reserved"),
-    peak_memory_bytes=lazily("torch.cuda:max_memory_reserved"),
+    memory_bytes=_used_bytes,
+    peak_memory_bytes=_peak_bytes,
+    free_and_total_bytes=lazily("torch.cuda:mem_get_info"),
     reset_peak_memory=lazily("torch.cuda:reset_peak_memory_stats"),
     give_back_memory=lazily("torch.cuda:empty_cache"),
     bucket_bytes=256 << 20,
@@ -99,5 +115,7 @@ CUDA = Platform(
     visible_devices_variable="CUDA_VISIBLE_DEVICES",
     device_count=lazily("torch.cuda:device_count"),
     synchronize=lazily("torch.cuda:synchronize"),
-    engine_options={"enable_sleep_mode": True},
+    # Of its backends for experts, those of FlashInfer, which Blackwell gets by default, shuffle the weights that a
+    # refresh writes.
+    engine_options={"enable_sleep_mode": True, "moe_backend": "triton"},
 )

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from functools import cache
+from glob import glob
+from importlib import metadata
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from packaging.version import Version
 
 from spmd_rl.platforms.attention_layout import Attend, AttentionLayout
 from spmd_rl.platforms.platform import Platform, lazily
@@ -17,10 +23,57 @@ if TYPE_CHECKING:
 _SEQUENCES = 1000
 
 
+# A capability that Megatron-Core may ask for; earlier versions of torch_npu do not read the variable.
+_READS_CAPABILITY = "2.9.0.post2"
+
+
 def _missing() -> str:
-    if importlib.util.find_spec("torch_npu") is not None:
-        return ""
-    return "torch_npu is not installed; bash launch/setup_env.sh npu, or run.platform = auto"
+    if importlib.util.find_spec("torch_npu") is None:
+        return "torch_npu is not installed; bash launch/setup_env.sh npu, or run.platform = auto"
+    if not glob("/dev/davinci[0-9]*"):
+        return "there is no die (/dev/davinci0, ...): a login node, or a container without its devices?"
+    return ""
+
+
+def _custom_operators() -> None:
+    """Let CANN find vllm-ascend's own operators: it looks for them once, when the device is touched."""
+    found = importlib.util.find_spec("vllm_ascend")
+    for place in found.submodule_search_locations or () if found is not None else ():
+        vendors = Path(place) / "_cann_ops_custom" / "vendors"
+        here = [str(path) for path in sorted(vendors.glob("*")) if path.is_dir()]
+        before = os.environ.get("ASCEND_CUSTOM_OPP_PATH", "").split(":")
+        os.environ["ASCEND_CUSTOM_OPP_PATH"] = ":".join(dict.fromkeys(filter(None, [*here, *before])))
+
+
+def _environment() -> dict[str, str]:
+    """Return what torch_npu of this version reads."""
+    try:
+        installed = Version(metadata.version("torch_npu"))
+    except metadata.PackageNotFoundError:
+        return {}
+    return {"TORCH_NPU_DEVICE_CAPABILITY": "8.0"} if installed >= Version(_READS_CAPABILITY) else {}
+
+
+def _used_bytes() -> int:
+    """Return what is taken of the device: also by CANN, HCCL and vLLM's pools, which torch's allocator doesn't know."""
+    import torch
+
+    free, total = torch.npu.mem_get_info()
+    return total - free
+
+
+def _peak_bytes() -> int:
+    """Return the most that torch's allocator held, or what is taken now, where that is more."""
+    import torch
+
+    return max(_used_bytes(), torch.npu.max_memory_reserved())
+
+
+def _expandable_segments(on: bool) -> None:
+    """Let torch's allocator grow its segments; vllm-ascend's pools, which sleep, can't be made while it may."""
+    import torch
+
+    torch.npu.memory._set_allocator_settings(f"expandable_segments:{on}")
 
 
 def _claim(local_rank: int) -> None:
@@ -29,6 +82,7 @@ def _claim(local_rank: int) -> None:
     The order is the vendor's: the device is touched before `megatron.core` is imported, because Megatron binds
     `torch.cuda._lazy_init` at import and that call only returns early once the device is initialised.
     """
+    _custom_operators()
     import torch
     import torch_npu  # noqa: F401  (registers the device)
 
@@ -128,15 +182,18 @@ NPU = Platform(
         "HCCL_EXEC_TIMEOUT": "7200",
         "HCCL_EVENT_TIMEOUT": "7260",
         "HCCL_BUFFSIZE": "128",
-        "TORCH_NPU_DEVICE_CAPABILITY": "8.0",
         "TOKENIZERS_PARALLELISM": "false",
     },
     missing=_missing,
     claim=_claim,
     attention=_prepare_attention,
     rms_norm=_rms_norm,
-    memory_bytes=lazily("torch:npu.memory_reserved"),
-    peak_memory_bytes=lazily("torch:npu.max_memory_reserved"),
+    more_environment=_environment,
+    refused_environment={"PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True"},
+    expandable_segments=_expandable_segments,
+    memory_bytes=_used_bytes,
+    peak_memory_bytes=_peak_bytes,
+    free_and_total_bytes=lazily("torch:npu.mem_get_info"),
     reset_peak_memory=lazily("torch:npu.reset_peak_memory_stats"),
     give_back_memory=lazily("torch:npu.empty_cache"),
     bucket_bytes=256 << 20,

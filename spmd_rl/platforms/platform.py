@@ -9,6 +9,8 @@ from importlib import import_module
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+from spmd_rl.errors import ConfigError, Problem
+
 if TYPE_CHECKING:
     import torch
 
@@ -60,6 +62,14 @@ class Platform:
     """Size of the doctor's large messages."""
     socket_variables: tuple[str, ...]
     """Name the network interface of each library, gloo's first."""
+    more_environment: Callable[[], Mapping[str, str]] = dict
+    """More of `environment`, which depends on what is installed."""
+    refused_environment: Mapping[str, str] = field(default_factory=dict)
+    """Variable -> a setting in it with which the program can't run."""
+    free_and_total_bytes: Callable[[], tuple[int, int]] | None = None
+    """Memory of the device; None: the machine's own, which the engine does not measure."""
+    expandable_segments: Callable[[bool], None] = lambda on: None
+    """Let torch's allocator grow its segments: while training has the device, not while the engine makes its pools."""
     missing: Callable[[], str] = lambda: ""
     """Why this process can't run on such a machine, and the way out; "" where it can."""
     claim: Callable[[int], None] = lambda local_rank: None
@@ -99,8 +109,13 @@ class Platform:
         return torch.device(self.device_type, *([local_rank] if self.visible_devices_variable else []))
 
     def set_environment(self) -> None:
-        """Set the variables that the user has not set."""
-        for name, value in self.environment.items():
+        """Set the variables that the user has not set. Raises ConfigError for one that the program can't run with."""
+        for name, refused in self.refused_environment.items():
+            if refused in os.environ.get(name, "").replace(" ", ""):
+                met = "vLLM's sleep mode refuses it where it makes its memory"
+                way = f"unset {name}, or leave {refused} out: training switches it on by itself"
+                raise ConfigError(Problem(name, os.environ[name], met, way))
+        for name, value in {**self.environment, **self.more_environment()}.items():
             os.environ.setdefault(name, value)
 
     @property

@@ -13,7 +13,7 @@ from spmd_rl.distributed.status import set_status
 from spmd_rl.models.model_shape import ModelShape
 from spmd_rl.platforms.platform import Platform
 from spmd_rl.rollout.engine_weights import SleepMode, Weights
-from spmd_rl.rollout.options import model_options
+from spmd_rl.rollout.options import memory_share, model_options
 from spmd_rl.rollout.packed_weights import OwnStorages
 from spmd_rl.rollout.requests import Completion, Request, SamplingParams
 
@@ -37,13 +37,17 @@ class Engine:
         trust_remote_code: bool = False,
         end_ids: Sequence[int] = (),
         skip_special_tokens: bool = False,
+        weight_bytes: int = 0,
     ):
         """`max_tokens`: the longest prompt with its response. `needs_text`: stop strings make the engine detokenize,
-        with `skip_special_tokens` or without. `end_ids`: end every response.
+        with `skip_special_tokens` or without. `end_ids`: end every response. `weight_bytes`: this rank's.
 
         Raises ValueError where vLLM cannot run such a model on this machine.
         """
         options = model_options(model_path, shape, block_tokens, platform)
+        if platform.free_and_total_bytes is not None:
+            share = memory_share(*platform.free_and_total_bytes(), weight_bytes, cache_bytes)
+            options |= {"gpu_memory_utilization": share}
         from vllm import LLM
 
         self.llm = LLM(

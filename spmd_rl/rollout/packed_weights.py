@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from spmd_rl.patches.vllm_packing import Packed, packed_of
+from spmd_rl.platforms import current
 from spmd_rl.rollout.engine_weights import Weights
 
 
@@ -78,7 +79,8 @@ class PackedWeights(Weights):
 
         Who lends them leaves them alone until `release`.
         """
-        plain, usable = self._memory[name].plain, values.is_contiguous()
+        # What is offloaded while the engine works has no values to read.
+        plain, usable = self._memory[name].plain, values.is_contiguous() and not current().offloads
         if usable:
             assert values.shape == plain.shape and values.dtype == plain.dtype, name
             self._lent[name] = values.detach()

@@ -30,6 +30,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from spmd_rl.distributed.gather import gather
 from spmd_rl.health.parent_death import die_with_all
 from spmd_rl.patches.checkpoint_writes import failures
+from spmd_rl.platforms import current
 from spmd_rl.training.checkpoint_pieces import save_own_pieces
 from spmd_rl.training.learner import Learner
 from spmd_rl.weights.files.checkpoint_layout import CONTENT
@@ -68,24 +69,26 @@ class TrainingState:
         """
         self._note = _Note()
         self._directory = directory
-        state = self._sharded(loading=False)
-        apply_factories(state)
-        dict_list_map_inplace(_in_place, state)
-        request = dist_checkpointing.save(
-            state,
-            str(directory),
-            self._strategy,
-            validate_access_integrity=not self._saved_before,
-            async_sharded_save=True,
-            content_metadata=CONTENT | _OPTIMIZER,
-        )
-        self._saved_before = True
-        if request.async_fn is not None:
-            write = partial(_as_writer, os.getpid(), self._note, broken, request.async_fn)
-            request = request._replace(async_fn=write)
-        else:  # other ranks write all that this one has
-            self._note.leave(broken())
-        self._calls.schedule_async_request(request)
+        # The values of a device are copied to the host before the fork.
+        with self._optimizer.on_device():
+            state = self._sharded(loading=False)
+            apply_factories(state)
+            dict_list_map_inplace(_in_place, state)
+            request = dist_checkpointing.save(
+                state,
+                str(directory),
+                self._strategy,
+                validate_access_integrity=not self._saved_before,
+                async_sharded_save=True,
+                content_metadata=CONTENT | _OPTIMIZER,
+            )
+            self._saved_before = True
+            if request.async_fn is not None:
+                write = partial(_as_writer, os.getpid(), self._note, broken, request.async_fn)
+                request = request._replace(async_fn=write)
+            else:  # other ranks write all that this one has
+                self._note.leave(broken())
+            self._calls.schedule_async_request(request)
 
     def finish_save(self) -> bool:
         """Tell whether nothing is being saved any more.
@@ -120,6 +123,10 @@ class TrainingState:
         Raises ValueError that names what is wrong with it.
         """
         Checkpoint(directory)  # says of each missing or short file what it should hold
+        with self._optimizer.on_device():
+            self._load(directory)
+
+    def _load(self, directory: Path) -> None:
         for inner in self._optimizer.distributed:
             inner._init_optimizer_states_with_dummy_values()  # what is loaded into
         strategy = FullyParallelLoadStrategyWrapper(get_default_load_sharded_strategy(str(directory)), self._group)
@@ -194,9 +201,9 @@ def _as_writer(
 def _in_place(described: Any) -> Any:
     """Have a part of a larger storage written from where it is: Megatron copies it first, while training waits.
 
-    The fork has the values of this moment anyway. A device's tensors are left as they are: they are copied to the host.
+    The fork has the values of this moment anyway. What is offloaded is left as it is: it is copied to the host.
     """
-    if isinstance(described, ShardedTensor) and described.data is not None and described.data.is_cpu:
+    if not current().offloads and isinstance(described, ShardedTensor) and described.data is not None:
         data = described.data.detach()
         if data.is_contiguous() and data.numel():
             bits = data.view(-1).view(torch.uint8)

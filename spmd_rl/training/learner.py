@@ -60,7 +60,7 @@ class Learner:
             return result.total
 
         run_passes(self.wrapped, model.module.last, model.place, packs, model.head, use, backward=True)
-        with doing("optimizer step"):
+        with doing("optimizer step"), self.optimizer.on_device():
             updated, grad_norm = self.optimizer.step(rate)
         learned, rank = Learned(updated, grad_norm, [sums] if sums else [], maxima), model.place.rank
         if not updated:
@@ -73,15 +73,19 @@ class Learner:
 
     def broken(self) -> str:
         """Return what of this rank's weights and optimizer is not finite, its first; nothing in a sound run."""
-        return self.model.broken() or first_not_finite(self.optimizer.tensors())
+        with self.optimizer.on_device():
+            return self.model.broken() or first_not_finite(self.optimizer.tensors())
 
-    def offload(self) -> None:
-        """Leave the device: weights and optimizer wait on the host, gradients are made anew."""
+    def release(self) -> None:
+        """Keep nothing but the weights on the device: the optimizer waits on the host, gradients are made anew."""
         self.gradients.release()
-        self.model.offload()
         self.optimizer.offload()
 
+    def offload(self) -> None:
+        """Leave the device."""
+        self.release()
+        self.model.offload()
+
     def onload(self) -> None:
-        """Take the device back; the gradients are zeroed before they are used."""
+        """Take the device back: the weights; the gradients are zeroed before they are used."""
         self.model.onload()
-        self.optimizer.onload()

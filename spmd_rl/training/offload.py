@@ -7,6 +7,36 @@ from megatron.core.distributed import DistributedDataParallel
 
 from spmd_rl.platforms import current
 
+_BLOCK_BYTES = 1 << 30
+_LEAST_BYTES = 1 << 20
+
+
+def block_sizes(total: int) -> list[int]:
+    """Part bytes into blocks of pinned memory, the largest first.
+
+    Each is a power of two, to which torch rounds a block up: hundreds of tensors in blocks of their own take up to
+    twice the memory.
+    """
+    sizes, left = [], -(-total // _LEAST_BYTES) * _LEAST_BYTES
+    while left:
+        sizes.append(min(_BLOCK_BYTES, 1 << (left.bit_length() - 1)))
+        left -= sizes[-1]
+    return sizes
+
+
+def pieces(tensors: Sequence[int], blocks: Sequence[int]) -> list[tuple[int, int, int, int, int]]:
+    """Lay tensors of these sizes into blocks, one after another: (tensor, its byte, block, its byte, bytes)."""
+    cuts, block, at = [], 0, 0
+    for tensor, size in enumerate(tensors):
+        start = 0
+        while start < size:
+            if at == blocks[block]:
+                block, at = block + 1, 0
+            count = min(size - start, blocks[block] - at)
+            cuts.append((tensor, start, block, at, count))
+            start, at = start + count, at + count
+    return cuts
+
 
 class Releasable:
     """Hold storages whose contents nobody needs for a while: their memory goes back, their tensors stay."""
@@ -42,16 +72,24 @@ class Offloaded:
             for tensor in storages.values()
         ]
         self._storages = Releasable(self._whole)
-        self._on_host: list[torch.Tensor] = []
+        self._pieces: list[tuple[torch.Tensor, int, torch.Tensor]] = []
+        """Of each storage, from which byte on, where on the host."""
 
     def offload(self) -> None:
         """Move to the host."""
         if self._storages.released or not self._whole:
             return
-        if not self._on_host:
-            self._on_host = [torch.empty_like(tensor, device="cpu", pin_memory=True) for tensor in self._whole]
-        for tensor, host in zip(self._whole, self._on_host, strict=True):
-            host.copy_(tensor, non_blocking=True)
+        if not self._pieces:
+            blocks = [
+                torch.empty(size, dtype=torch.uint8, pin_memory=not self._whole[0].is_cpu)
+                for size in block_sizes(sum(map(len, self._whole)))
+            ]
+            cuts = pieces(list(map(len, self._whole)), list(map(len, blocks)))
+            self._pieces = [
+                (self._whole[tensor], start, blocks[block][at : at + size]) for tensor, start, block, at, size in cuts
+            ]
+        for tensor, start, host in self._pieces:
+            host.copy_(tensor[start : start + len(host)], non_blocking=True)
         current().synchronize()
         self._storages.release()
 
@@ -60,8 +98,8 @@ class Offloaded:
         if not self._storages.released:
             return
         self._storages.restore()
-        for tensor, host in zip(self._whole, self._on_host, strict=True):
-            tensor.copy_(host, non_blocking=True)
+        for tensor, start, host in self._pieces:
+            tensor[start : start + len(host)].copy_(host, non_blocking=True)
         current().synchronize()
 
 

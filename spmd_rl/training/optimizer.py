@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -62,7 +63,8 @@ class Optimizer:
 
     def take_weights(self) -> None:
         """The model's weights were set from outside: the optimizer's own float32 copies become equal to them."""
-        self.optimizer.reload_model_params()
+        with self.on_device():
+            self.optimizer.reload_model_params()
 
     def zero_gradients(self) -> None:
         for chunk in self.wrapped:
@@ -124,9 +126,12 @@ class Optimizer:
         return self._offloaded
 
     def offload(self) -> None:
-        """Move the optimizer's state to the host."""
+        """Move the optimizer's state to the host, where it waits between steps."""
         self._state().offload()
 
-    def onload(self) -> None:
-        """Move the optimizer's state back to the device."""
+    @contextmanager
+    def on_device(self) -> Iterator[None]:
+        """Have the optimizer's state on the device inside: for a step, and for whoever reads or writes it."""
         self._state().onload()
+        yield
+        self.offload()

@@ -2,7 +2,10 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from typing import Any
+
+import torch
 
 from spmd_rl.config.config import Config
 from spmd_rl.data.response_text import ResponseText, end_tokens
@@ -16,6 +19,7 @@ from spmd_rl.models.model_shape import ModelShape
 from spmd_rl.platforms.platform import Platform
 from spmd_rl.rewards.grading.pool import GraderPool
 from spmd_rl.rollout.engine import Engine
+from spmd_rl.weights.families import vllm_shard
 from spmd_rl.worker.rollouts import Made, Rollouts
 
 
@@ -55,6 +59,7 @@ class BaseWorker:
             config.model.trust_remote_code,
             tuple(ends),
             config.rollout.skip_special_tokens,
+            self._weight_bytes(config.model.dtype),
         )
         set_status(doing="")
         text = ResponseText(tokenizer, tuple(ends), config.rollout.skip_special_tokens)
@@ -72,6 +77,11 @@ class BaseWorker:
         self.done = False
         self._verbs: dict[str, list[Callable]] = defaultdict(list)
         self.own(self, self.rollouts)
+
+    def _weight_bytes(self, dtype: str) -> int:
+        """Return what the engine's weights take on this rank."""
+        params = vllm_shard(self.shape, self.rollout_layout, self.world.rank).params
+        return sum(map(prod, params.values())) * getattr(torch, dtype).itemsize
 
     def own(self, *components: object) -> None:
         """Take components whose verbs this rank does; one that several have is done by each, and has no answer."""

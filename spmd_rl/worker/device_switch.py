@@ -10,6 +10,7 @@ from spmd_rl.distributed.layout import RolloutLayout
 from spmd_rl.distributed.status import doing
 from spmd_rl.distributed.verb import verb
 from spmd_rl.distributed.world import World
+from spmd_rl.platforms.platform import Platform
 from spmd_rl.rollout.engine import Engine
 from spmd_rl.weights.families import megatron_shard, vllm_shard
 from spmd_rl.weights.transfer.boxes import common_boxes
@@ -29,7 +30,7 @@ class DeviceSwitch:
     world: World
     rollout_layout: RolloutLayout
     bucket_bytes: int
-    give_back_memory: Callable[[], None]
+    platform: Platform
 
     consistency: ConsistencyCheck | None = None
 
@@ -62,10 +63,10 @@ class DeviceSwitch:
         """
         for learner in self.trainer.learners.values():
             if learner.model is self.policy:
-                learner.gradients.release()
+                learner.release()
             else:
                 learner.offload()
-        self.give_back_memory()
+        self._hand_over(training=False)
         self.engine.wake_weights()
         policy, engine = self.policy.merged_weights(), self.engine.weights
         # The first refresh is checked to the last element, later ones in turns.
@@ -86,6 +87,8 @@ class DeviceSwitch:
         engine.end()
         for learner in self.trainer.learners.values():
             learner.offload()
+        # The engine asks the driver for what the cache takes: torch's allocator must not keep it.
+        self.platform.give_back_memory()
         self.engine.wake_cache()
         if canary and self.consistency is not None:
             self.consistency.generate()
@@ -98,7 +101,12 @@ class DeviceSwitch:
         Returns the gap between both engines' log-probabilities of the canary, where one was made.
         """
         self.engine.sleep()
-        self.give_back_memory()
+        self._hand_over(training=True)
         for learner in self.trainer.learners.values():
             learner.onload()
         return self.consistency.compare() if self.consistency is not None else None
+
+    def _hand_over(self, training: bool) -> None:
+        """Give the driver back what torch's allocator keeps, for who has the device next."""
+        self.platform.give_back_memory()
+        self.platform.expandable_segments(training)

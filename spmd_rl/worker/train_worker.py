@@ -47,10 +47,15 @@ class TrainWorker(BaseWorker):
         self.models, self.learners = self.trainer.models, self.trainer.learners
         self.data_ranks = self.trainer.data_ranks
         scorer = RewardModelScorer(config, readers or {}, self.trainer, made)
-        # The trainer was there first: what vLLM finds free is left to it.
+        # vLLM measures what is free, and takes of that: nothing of the learners stays on the device meanwhile.
+        for learner in self.learners.values():
+            learner.offload()
+        platform.give_back_memory()
         longest = config.data.max_prompt_length + config.longest_response
         super().__init__(config, shape, platform, world, longest, prompts, tokenizer, pool, made)
         self.engine.sleep()
+        for learner in self.learners.values():
+            learner.onload()
         set_status(doing="plans the refresh")
         bucket = config.rollout.refresh_bucket_mib
         self.device_switch = DeviceSwitch(
@@ -59,7 +64,7 @@ class TrainWorker(BaseWorker):
             world,
             self.rollout_layout,
             int(bucket * 2**20) if bucket else platform.bucket_bytes,
-            platform.give_back_memory,
+            platform,
             ConsistencyCheck(
                 self.trainer,
                 self.engine,

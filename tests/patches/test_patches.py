@@ -44,6 +44,28 @@ def test_patches_of_other_platforms_are_not_applied():
     assert apply_all([broken], "cpu") == []
 
 
+@pytest.mark.parametrize(("platform", "own"), [("cpu", "torch."), ("npu", "torch.npu.")])
+def test_megatrons_optimizers_see_the_types_that_they_compare_with(platform, own):
+    """They refuse all but torch.cuda.FloatTensor and the like, by name."""
+    asked = []
+
+    def original(tensor, dtype=None):
+        asked.append(dtype)
+        return f"{own}FloatTensor" if dtype is None else dtype
+
+    [patch] = [one for one in megatron_core.PATCHES if one.attribute == "Tensor.type" and one.meets(platform)]
+    tensor_type = patch.make(original)
+    assert tensor_type(None) == "torch.cuda.FloatTensor"
+    assert tensor_type(None, "torch.cuda.HalfTensor") == f"{own}HalfTensor"
+    assert tensor_type(None, int) is int and asked[-1] is int
+
+
+def test_no_machine_has_a_library_changed_twice_in_one_place():
+    for platform in ("cpu", "cuda", "npu"):
+        targets = [one.target for one in (*megatron_core.PATCHES, *vllm.PATCHES) if one.meets(platform)]
+        assert len(targets) == len(set(targets)), platform
+
+
 PROBE = """
 import sys
 sys.path[:0] = {paths!r}
@@ -52,7 +74,7 @@ real_empty, real_available = torch.empty, torch.cuda.is_available
 from spmd_rl.patches import megatron_core
 from spmd_rl.patches.patch import apply_all
 lines = apply_all(megatron_core.PATCHES, "cpu")
-assert len(lines) == len(megatron_core.PATCHES), lines
+assert len(lines) == sum(patch.meets("cpu") for patch in megatron_core.PATCHES), lines
 import megatron.core.tensor_parallel.layers as layers
 import megatron.core.fusions.fused_bias_swiglu as fused
 # Megatron sees a host, everybody else sees torch

@@ -54,7 +54,7 @@ def test_other_latents_are_refused_on_a_cpu_by_the_names_of_the_models_fields(sh
     with pytest.raises(ValueError, match=rf"model.path = m: .*{name} = {value}.*kv_lora_rank = 512") as refused:
         model_options("m", shape, 32, CPU)
     assert "another platform" in str(refused.value)
-    assert model_options("m", shape, 32, CUDA) == {"enable_sleep_mode": True}
+    assert model_options("m", shape, 32, CUDA) == CUDA.engine_options
 
 
 def test_other_models_on_a_cpu_have_the_blocks_that_were_asked_for(shape_of):

@@ -1,4 +1,5 @@
-"""A machine in one file, as another package would bring it: a host whose attention is a plain masked softmax."""
+"""A machine in one file, as another package would bring it: a host whose attention is a plain masked softmax, and from
+which models and optimizers are offloaded as from a device."""
 
 import time
 
@@ -71,7 +72,8 @@ TOY = Platform(
     socket_variables=("GLOO_SOCKET_IFNAME",),
     # To Megatron-Core and vLLM it is a CPU.
     patched_as="cpu",
-    offloads=False,
+    # What waits on the host has no memory meanwhile: whoever reads it then reads nothing.
+    offloads=True,
     synchronize=lambda: time.sleep(0),
     engine_options={"enforce_eager": True, "block_size": 32},
     engine_sleeps=False,

@@ -133,6 +133,7 @@ def _switch(trainer, world) -> bool:
     import torch
 
     from spmd_rl.distributed.layout import RolloutLayout
+    from spmd_rl.platforms import current
     from spmd_rl.worker.device_switch import DeviceSwitch
 
     class Anything:
@@ -150,7 +151,7 @@ def _switch(trainer, world) -> bool:
         weights = Weights()
 
     layout = RolloutLayout(world.size, world.size)
-    switch = DeviceSwitch(trainer, Engine(), world, layout, 1 << 20, lambda: None)
+    switch = DeviceSwitch(trainer, Engine(), world, layout, 1 << 20, current())
     switch.engine.weights |= {name: torch.empty(shape) for name, shape in switch.destination.params.items()}
     switch.to_rollout()
     gone = all(learner.gradients.released for learner in trainer.learners.values())

@@ -79,8 +79,8 @@ def _case(case: dict, world, platform) -> dict:
     put_what_is_learned(samples)
     learned = trainer.learn("policy", 0, LEARNING_RATE)
     # On a CPU nothing moves, and what would is looked up all the same.
-    learner.optimizer.offload()
-    learner.optimizer.onload()
+    with learner.optimizer.on_device():
+        pass
     compared = compare(learner, before, case["gradients"]) if "gradients" in case else ({}, {})
     return {
         "grad_norm": learned.grad_norm,

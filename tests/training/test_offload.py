@@ -1,0 +1,26 @@
+"""Laws of memory on the host, and of a learner whose state is nowhere else while the engine has the device."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spmd_rl.training.offload import block_sizes, pieces
+
+SIZES = st.lists(st.integers(0, 5 << 28), min_size=1, max_size=12)
+
+
+@given(SIZES)
+def test_blocks_are_powers_of_two_and_waste_less_than_a_mebibyte(sizes):
+    blocks = block_sizes(sum(sizes))
+    assert all(size & (size - 1) == 0 and size <= 1 << 30 for size in blocks)
+    assert 0 <= sum(blocks) - sum(sizes) < 1 << 20
+
+
+@given(SIZES)
+def test_every_byte_has_one_place_of_its_own(sizes):
+    blocks = block_sizes(sum(sizes))
+    ends = [0] * len(sizes)
+    taken = [0] * len(blocks)
+    for tensor, start, block, at, count in pieces(sizes, blocks):
+        assert start == ends[tensor] and at == taken[block] and count > 0
+        ends[tensor], taken[block] = start + count, at + count
+    assert ends == sizes and all(used <= size for used, size in zip(taken, blocks, strict=True))
