@@ -14,6 +14,7 @@ from spmd_rl.config.config import Config
 from spmd_rl.config.names import Phase
 from spmd_rl.config.redact import hidden
 from spmd_rl.data.samples import SAMPLES, samples_file, write_samples
+from spmd_rl.data.tickets import UNJUDGED
 from spmd_rl.distributed.status import current_status, set_status
 from spmd_rl.runlog.console import (
     FAILURES,
@@ -176,7 +177,12 @@ class RunLog:
         self._count_failed(step, metrics)
 
     def _count_failed(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Say that the rules failed on all of a step's samples; RuntimeError after reward.max_failed_steps in a row."""
+        """Say that the rules failed on all of a step's samples, or that none applied to any.
+
+        RuntimeError after reward.max_failed_steps in a row of the first.
+        """
+        if metrics.get(f"reward/cause/{UNJUDGED}", 0.0) > 1 - 1e-9 and not self.config.reward.models:
+            self.note(f"step {step}: no rule applies to any of its samples (each returned None), so all rewards are 0")
         crashed, late = (metrics.get(f"reward/cause/{cause}", 0.0) for cause in ("crash", "timeout"))
         if crashed + late < 1 - 1e-9:
             self._failed_steps = 0

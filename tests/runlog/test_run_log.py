@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from spmd_rl.analysis.curves import as_text, curves, read_rows
 from spmd_rl.analysis.figures import draw_all
 from spmd_rl.config.config import CheckpointConfig, Config, ModelConfig, RunConfig, TrainConfig
+from spmd_rl.config.reward_config import RewardModelConfig
 from spmd_rl.data.digests import digests_of
 from spmd_rl.runlog.checkpoint_store import CheckpointStore
 from spmd_rl.runlog.console import evaluation_line, step_line
@@ -85,6 +86,17 @@ def test_what_ended_a_run_and_where_and_how_to_go_on_are_the_last_words_of_its_l
     assert ": train.max_skipped = 2: so many updates in a row were skipped" in told[begins]
     assert told[begins + 1 : -1][-1].startswith("  run_log.py:") and told[begins + 1 : -1][-1].endswith(" in learning")
     assert told[-1] == f"what was measured is in {run_dir}; {way}"
+
+
+@pytest.mark.parametrize(("models", "said"), [({}, True), ({"good": RewardModelConfig("m")}, False)])
+def test_a_step_in_which_no_rule_applies_is_said_unless_a_reward_model_scores(tmp_path, capsys, models, said):
+    config = replace(CONFIG, reward=replace(CONFIG.reward, models=models))
+    with RunLog(config, tmp_path / "run", 2) as log:
+        for step, unjudged in ((1, 1.0), (2, 0.9)):
+            with log.step(step):
+                log.add("reward/cause/unjudged", unjudged)
+    told = capsys.readouterr().out
+    assert ("step 1: no rule applies to any of its samples" in told) is said and "step 2: no rule" not in told
 
 
 def test_the_summary_names_what_failed_and_the_steps(tmp_path, capsys):
