@@ -103,7 +103,7 @@ def run_rank(program: Program, started: Started) -> None:
         platform, applied = _prepare(program)
         inputs = program.read()
         refuse_unknown_tokens(inputs, program.shape.vocabulary, config.model.knob)
-        inputs = replace(inputs, notes=[*inputs.notes, describe_ends(config, inputs.tokenizer)])
+        inputs = replace(inputs, notes=[*inputs.notes, describe_ends(config, inputs)])
         first = next(iter(inputs.prompts.values()), ())[:1]
         graders = start_graders(config, first[0], inputs.tokenizer) if first else None
         import torch.distributed as dist

@@ -6,28 +6,30 @@ from pathlib import Path
 from typing import Any
 
 from spmd_rl.config.template_names import CHAT
-from spmd_rl.data.templates import Template, load_template
+from spmd_rl.data.sources.prompts import Prompt
+from spmd_rl.data.templates import load_template
 from spmd_rl.data.tokens import chat_template, decode
+from spmd_rl.errors import ConfigError
 
 _ANSWER = "ANSWER"
 
 
-def end_tokens(tokenizer: Any, model_path: str, template: str | None = None) -> dict[int, list[str]]:
+def end_tokens(tokenizer: Any, model_path: str, *templates: str | None) -> dict[int, list[str]]:
     """Return the token ids that end a response -> what says so: tokenizer, config, generation config, template.
 
-    `template`: as data.template names it. Of a template that writes an end behind the assistant's turn, as ChatML and
-    its kin do, the turn's end is one.
+    `templates`: those of the prompts, as data.template names them; none: the tokenizer's own. Of a template that
+    writes an end behind the assistant's turn, as ChatML and its kin do, the turn's end is one.
     """
     found: dict[int, list[str]] = {}
     for said, ids in (
         ("tokenizer", tokenizer.eos_token_id),
         ("config", _of_file(model_path, "config.json")),
         ("generation config", _of_file(model_path, "generation_config.json")),
-        ("template", _turn_end(tokenizer, load_template(template or CHAT))),
+        ("template", [_turn_end(tokenizer, name or CHAT) for name in dict.fromkeys(templates or (None,))]),
     ):
         for token in ids if isinstance(ids, list) else [ids]:
-            if isinstance(token, int) and token >= 0:
-                found.setdefault(token, []).append(said)
+            if isinstance(token, int) and token >= 0 and said not in found.setdefault(token, []):
+                found[token].append(said)
     return found
 
 
@@ -71,8 +73,17 @@ def _of_file(model_path: str, name: str) -> Any:
     return values.get("eos_token_id", inner.get("eos_token_id"))
 
 
-def _turn_end(tokenizer: Any, template: Template) -> int | None:
+def templates_of(prompts: Mapping[str, Sequence[Prompt]], named: str | None) -> list[str | None]:
+    """Return the templates of a program's prompts; `named`: where there are no prompts yet."""
+    return list(dict.fromkeys(prompt.template for split in prompts.values() for prompt in split)) or [named]
+
+
+def _turn_end(tokenizer: Any, name: str) -> int | None:
     """Return the special token that a template writes right behind the assistant's answer."""
+    try:
+        template = load_template(name)
+    except ConfigError:  # prompts that were prepared with a file that is gone
+        return None
     if template.plain or not (template.text or chat_template(tokenizer)):
         return None
     turns = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": _ANSWER}]

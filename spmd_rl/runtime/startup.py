@@ -13,7 +13,7 @@ from spmd_rl.config.check_reward_models import read_reward_shape, reward_model_k
 from spmd_rl.config.config import Config
 from spmd_rl.config.fault_spec import check_parameters
 from spmd_rl.config.loading import load_config, load_dataset_config
-from spmd_rl.data.response_text import described, end_tokens
+from spmd_rl.data.response_text import described, end_tokens, templates_of
 from spmd_rl.data.reward_model_reading import Reader, make_reader
 from spmd_rl.data.sources.order import PromptOrder
 from spmd_rl.data.sources.prompts import Prompt, load_dataset, load_prompts
@@ -106,10 +106,11 @@ def _read_reward_models(config: Config, tokenizer: Any, prompts: Sequence[Prompt
     return readers
 
 
-def describe_ends(config: Config, tokenizer: Any) -> str:
+def describe_ends(config: Config, inputs: Inputs) -> str:
     """Say which tokens end a response."""
-    ends = end_tokens(tokenizer, config.model.path, config.data.template)
-    return described(tokenizer, ends, (*config.rollout.stop, *config.rollout.stop_token_ids))
+    templates = templates_of(inputs.prompts, config.data.template)
+    ends = end_tokens(inputs.tokenizer, config.model.path, *templates)
+    return described(inputs.tokenizer, ends, (*config.rollout.stop, *config.rollout.stop_token_ids))
 
 
 def refuse_unknown_tokens(inputs: Inputs, rows: int, knob: str = "model.path") -> None:

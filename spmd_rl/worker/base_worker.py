@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from spmd_rl.config.config import Config
-from spmd_rl.data.response_text import ResponseText, end_tokens
+from spmd_rl.data.response_text import ResponseText, end_tokens, templates_of
 from spmd_rl.data.sources.prompts import Prompt
 from spmd_rl.distributed.commands import ControlChannel
 from spmd_rl.distributed.layout import RolloutLayout
@@ -42,7 +42,7 @@ class BaseWorker:
         self.shape, self.world, self.pool = shape, world, pool
         self.rollout_layout = RolloutLayout.of(config.rollout, world.size)
         self.replica = self.rollout_layout.replica(world.rank)
-        ends = end_tokens(tokenizer, config.model.path, config.data.template)
+        ends = end_tokens(tokenizer, config.model.path, *templates_of(prompts, config.data.template))
         set_status(doing="starts vLLM")
         self.engine = Engine(
             config.model.path,

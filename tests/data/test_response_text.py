@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from spmd_rl.data.response_text import ResponseText, described, end_tokens
-from spmd_rl.data.sources.prompts import Prompt
+from spmd_rl.config.data_config import DataConfig, DatasetConfig
+from spmd_rl.data.response_text import ResponseText, described, end_tokens, templates_of
+from spmd_rl.data.sources.prompts import Prompt, load_dataset
 from spmd_rl.data.text_stream import TextStream
 from spmd_rl.data.tokens import decode, encode_rendered, load_tokenizer, render_text
 from spmd_rl.rewards.reward_sample import of_record, of_tokens
@@ -126,6 +127,26 @@ def test_the_end_of_a_turn_is_the_special_token_behind_it(tmp_path, end, spelled
     assert [id for id, said in end_tokens(tokenizer, "none").items() if "template" in said] == [spelled][
         : bool(spelled)
     ]
+
+
+def test_the_end_of_a_turn_is_that_of_the_templates_that_wrote_the_prompts(tmp_path):
+    make_tokenizer(tmp_path)
+    tokenizer = load_tokenizer(str(tmp_path))
+    tokenizer.add_tokens(["<|eot_id|>", "<end_of_turn>"], special_tokens=True)
+    tokenizer.chat_template, tokenizer.eos_token = None, "<|endoftext|>"
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "1+1?", "answer": "2"}\n')
+    splits = {
+        split: load_dataset(
+            DatasetConfig(str(rows), template=template), DataConfig(), tokenizer, 1, "eval", None
+        ).prompts
+        for split, template in (("train", "chatml"), ("eval", "llama3"), ("benchmark", "chatml"), ("more", "plain"))
+    }
+    assert templates_of(splits, None) == ["chatml", "llama3", "plain"] and templates_of({}, "gemma") == ["gemma"]
+    ends = end_tokens(tokenizer, "none", *templates_of(splits, None))
+    spelled = {tokenizer.convert_ids_to_tokens(id): said for id, said in ends.items()}
+    assert spelled == {"<|endoftext|>": ["tokenizer"], "<|im_end|>": ["template"], "<|eot_id|>": ["template"]}
+    assert list(end_tokens(tokenizer, "none", str(tmp_path / "gone.jinja"))) == [tokenizer.eos_token_id]
 
 
 def test_a_model_that_ends_nowhere_is_said(tmp_path):

@@ -178,6 +178,7 @@ def test_a_named_template_stays_with_the_prepared_prompts(prepare, config, model
     setting = {"template": "qwen3", "enable_thinking": False, "system": "be brief"}
     assert prompts(made) == prompts(load(config, model, **setting))
     assert made.notes == [f"{tmp_path / 'out.parquet'}: its prompts were prepared with the template qwen3"]
+    assert {prompt.template for prompt in made.prompts} == {"qwen3"}
     assert prompts(load(tmp_path / "out.parquet", model, **setting)) == prompts(made)
     assert "it is prepared already" in prepare("--config", str(tmp_path / "out.parquet"), output=tmp_path / "2.parquet")
 

@@ -66,10 +66,7 @@ class OneRank:
         self.rollouts = rollouts
 
     def generate(self, split, rows, step, samples, sampling):
-        from spmd_rl.data.tickets import Ticket
-
-        told = self.rollouts.generate(split, list(rows), step, samples, sampling)
-        return [Ticket(**ticket) for ticket in told["tickets"]], {}
+        return self.rollouts.generate(split, list(rows), step, samples, sampling).tickets, {}
 
     def rewards(self):
         self.rollouts.rewards()
@@ -85,8 +82,7 @@ class OneRank:
         self.rollouts.made.clear()
 
 
-@pytest.mark.parametrize("special", [True, False], ids=["special tags", "added tags"])
-@pytest.mark.parametrize("opened", ["", "<think>\n"], ids=["", "think opened"])
+@pytest.mark.parametrize(("special", "opened"), [(True, "<think>\n"), (False, "")], ids=["special tags", "added tags"])
 def test_one_response_has_one_text_and_one_grade_wherever_it_is_graded(tmp_path, special, opened):
     make_tokenizer(tmp_path / "model")
     tokenizer = load_tokenizer(str(tmp_path / "model"))
@@ -109,9 +105,11 @@ def test_one_response_has_one_text_and_one_grade_wherever_it_is_graded(tmp_path,
     sampling = SamplingParams(1.0, LIMIT)
     with GraderPool(rules) as pool:
         engine, splits = Spoken(responses, ends[0]), {"train": prompts, "eval": prompts}
-        rollouts = Rollouts(engine, RolloutLayout(1, 1), 0, splits, tokenizer, pool, 1, ResponseText(tokenizer, ends))
+        rollouts = Rollouts(
+            engine, RolloutLayout(1, 1), 0, splits, tokenizer, pool, 1, ResponseText(tokenizer, ends), {}
+        )
         rollouts.generate("train", range(PROMPTS), 1, SAMPLES, sampling)
-        trained = {one["id"]: one for one in rollouts.rewards()["scored"]}
+        trained = {one.id: one for one in rollouts.rewards().scored}
         rollouts.write_conversations(str(tmp_path / "run" / "samples"), 1)
         rollouts.made.clear()
         lines, _ = ask(OneRank(rollouts), Benchmark("sums", "eval", PROMPTS), 0, SAMPLES, sampling)
@@ -119,10 +117,10 @@ def test_one_response_has_one_text_and_one_grade_wherever_it_is_graded(tmp_path,
     stored, skipped = read_samples(tmp_path / "run", LIMIT)
     audited = score(stored, rules, 1, 10.0)
     assert len(trained) == len(evaluated) == len(audited) == PROMPTS * SAMPLES and not skipped
-    assert len({one["cause"] for one in trained.values()}) >= 4
+    assert len({one.cause for one in trained.values()}) >= 4
     for n, one in trained.items():
         assert stored[n].sample.response == evaluated[n]["response"] == words[n]
         stream = TextStream(tokenizer, ends)
         assert "".join([*(stream.add([id]) for id in responses[n]), stream.add([], last=True)]) == words[n]
-        assert evaluated[n]["cause"] == audited[n].cause == one["cause"]
-        assert (audited[n].reward, audited[n].scores) == (one["reward"], one["scores"])
+        assert evaluated[n]["cause"] == audited[n].cause == one.cause
+        assert (audited[n].reward, audited[n].scores) == (one.reward, one.scores)

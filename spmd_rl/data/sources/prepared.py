@@ -132,6 +132,13 @@ def read(source: str, expected: Expectation) -> tuple[list[Question], list[list[
     return questions, ids, reading
 
 
+def template_name(source: str) -> str:
+    """Return the template that a prepared file's prompts were made with, as data.template names it."""
+    import pyarrow.parquet as pq
+
+    return _spelling(source, pq.read_schema(source).metadata[_KEY]).template
+
+
 def _spelling(source: str, meaning: bytes) -> Spelling:
     said = json.loads(meaning)
     if said.pop("version") != _VERSION:

@@ -40,6 +40,8 @@ class Prompt:
     """Name of the dataset it is from."""
     messages: tuple[tokens.Message, ...] = ()
     """The conversation that the template rendered; empty when there was none."""
+    template: str | None = None
+    """The template, as data.template names it; None: the tokenizer's own."""
 
 
 @dataclass(frozen=True)
@@ -123,12 +125,12 @@ def load_dataset(
     if prepared.is_prepared(dataset.source):
         said = prepared.expectation(data, tokenizer)
         questions, ids, reading = prepared.read(dataset.source, said)
-        encoded = [Encoded("", found) for found in ids]
+        encoded, named = [Encoded("", found) for found in ids], prepared.template_name(dataset.source)
     else:
         template = template_of(dataset, data)
         questions, reading = read_questions(dataset, data, template, seed, split, limit)
         contents = [question.content for question in questions]
-        encoded = encode(tokenizer, template, data, contents)
+        encoded, named = encode(tokenizer, template, data, contents), template.name
         if not template.plain and not tokens.opens_answer(tokenizer, template.text):
             reading.notes.append(
                 f"{data.prefix}template = {template.name}: it has no generation prompt: a prompt ends before what "
@@ -137,7 +139,7 @@ def load_dataset(
     kept = [(question, one.token_ids) for question, one in select(data, questions, encoded, reading)][:limit]
     name = dataset.name or dataset.source
     return Loaded(
-        [Prompt(q.index, tuple(found), q.text, q.answer, q.row, name, _messages(q)) for q, found in kept],
+        [Prompt(q.index, tuple(found), q.text, q.answer, q.row, name, _messages(q), named) for q, found in kept],
         reading.all_notes(),
         ((len(kept), 1.0),),
     )
