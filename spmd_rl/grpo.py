@@ -17,12 +17,14 @@ def run_grpo(config: Config, session: Session) -> None:
             samples = rollout.generate()
             greedy = rollout.generate_greedy() if compares_with_greedy(algorithm) else []
         batch = step.reward(samples, greedy)  # rules graded as sequences ended, reward models score now
-        with step.timed(Phase.ADVANTAGE):
-            advantages = estimate(batch.groups, batch.rewards, tokens=batch.loss_tokens, baselines=batch.baselines)
-            batch.keep(curate(batch.groups, batch.rewards))
+        batch.keep(curate(batch.groups, batch.rewards))
         step.exchange(batch)  # one all-to-all of tokens to balanced, packed micro-batches
-        step.score("policy", when=step.off_policy)  # the ratio needs the policy before the first mini-batch
+        in_reward = algorithm.kl_in_reward
+        step.score("policy", when=step.off_policy or in_reward)  # before the first mini-batch: the ratio needs it
         step.score("reference", when=algorithm.kl_coefficient > 0)
+        rewards = step.rewards_with_kl() if in_reward else batch.rewards
+        with step.timed(Phase.ADVANTAGE):
+            advantages = estimate(batch.groups, rewards, tokens=batch.loss_tokens, baselines=batch.baselines)
         step.put("advantages", batch.by_id(advantages))
         step.put("weights", step.weights(reduce))
         for minibatch in step.minibatches():  # one optimizer step each

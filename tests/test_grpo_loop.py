@@ -91,6 +91,10 @@ class RecordingRanks:
         self.told.append(f"score {model}")
         return {}
 
+    def sample_kl(self) -> dict[int, float]:
+        self.told.append("sample_kl")
+        return {i: float(i) for minibatch in self.plan.minibatches for i in minibatch.ids}
+
     def put(self, field: str, values: Mapping[int, float]) -> None:
         self.told.append(f"put {field}")
         self.fields[field] = dict(values)
@@ -163,9 +167,16 @@ class Driven:
 def drive(tmp_path, capsys):
     """Return what drives a run to its end, on from the newest checkpoint of its directory."""
 
-    def run(reward: Rewards = teaching, steps: int = 1, directory: str = "run", loop=run_grpo, **settings) -> Driven:
+    def run(
+        reward: Rewards = teaching,
+        steps: int = 1,
+        directory: str = "run",
+        loop=run_grpo,
+        make_ranks=RecordingRanks,
+        **settings,
+    ) -> Driven:
         config = configured(steps, **settings)
-        ranks = RecordingRanks(reward)
+        ranks = make_ranks(reward)
         checkpoints = CheckpointStore(tmp_path / directory / "checkpoints", config.checkpoint).found()
         resumed = checkpoints[-1] if checkpoints else None
         with RunLog(config, tmp_path / directory, 2, resumed.step if resumed else None) as log:
@@ -209,6 +220,36 @@ def test_a_step_is_rollout_reward_exchange_update(drive):
 def test_a_divergence_needs_the_reference(drive):
     told = drive(algorithm={"kl_coefficient": 0.1}).told()
     assert told == [*ROLLOUT, "exchange", "score reference", *PUT, "learn", *END]
+
+
+def test_a_divergence_in_the_reward_is_paid_by_each_sample_before_it_is_compared(drive):
+    algorithm = {"kl_coefficient": 0.5, "kl_in_reward": True, "kl_estimator": "k1", "normalize_std": False}
+    driven = drive(algorithm=algorithm)
+    scores = ["score policy", "score reference", "sample_kl"]
+    assert driven.told() == [*ROLLOUT, "exchange", *scores, *PUT, "learn", *END]
+    # Rewards 0 and 1, of which samples 0, 1, 2, ... pay half of 0, 1, 2, ...
+    assert driven.ranks.learned[0]["advantages"] == [-0.25, 0.25] * 4
+    assert driven.rows[0]["kl/mean"] == pytest.approx(3.5 / 3) and driven.rows[0]["kl/beta"] == 0.5
+    assert driven.rows[0]["grpo/rewards/mean"] == 0.5, "what is logged is what was earned"
+
+
+class Skipping(RecordingRanks):
+    """Make no update."""
+
+    suspects = [3, 1]
+
+    def learn(self, *arguments):
+        metrics, _ = super().learn(*arguments)
+        return metrics, "beyond a bound"
+
+
+def test_the_samples_of_a_skipped_update_are_kept(drive, tmp_path):
+    driven = drive(steps=2, make_ranks=Skipping)
+    assert driven.told() == [*ROLLOUT, "exchange", *PUT, "learn", "conversations", *END] * 2
+    kept = sorted((tmp_path / "run" / "skipped").iterdir())
+    assert [path.name for path in kept] == [f"step_00000{step}_minibatch_0.jsonl" for step in (1, 2)]
+    assert [json.loads(line)["id"] for line in kept[0].read_text().splitlines()] == [3, 1]
+    assert "step 1: the update was skipped: beyond a bound" in driven.console
 
 
 @pytest.mark.parametrize("kl", [0.0, 0.1])

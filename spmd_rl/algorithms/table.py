@@ -123,7 +123,10 @@ def find_reduction(algorithm: AlgorithmConfig, max_response_length: int) -> Redu
 
 def find_loss(algorithm: AlgorithmConfig) -> Loss:
     """Return what computes the loss at each response token; this imports torch, as the next does."""
-    return LOSSES.find(algorithm.loss, **{name: getattr(algorithm, name) for name in LOSS_SETTINGS})
+    settings = {name: getattr(algorithm, name) for name in LOSS_SETTINGS}
+    if algorithm.kl_in_reward:  # there it is, and not here too
+        settings["kl_coefficient"] = 0.0
+    return LOSSES.find(algorithm.loss, **settings)
 
 
 def find_correction(algorithm: AlgorithmConfig) -> Correction:

@@ -24,6 +24,9 @@ def algorithm_problems(config: Config) -> list[Problem]:
         knob = "drop_uniform_groups" if algorithm.drop_uniform_groups else "curation"
         met = "a group of one sample (algorithm.samples_per_prompt) is uniform, so nothing would be trained"
         problem(knob, getattr(algorithm, knob), met, "take 2 or more samples, or train on all")
+    if algorithm.kl_in_reward and algorithm.kl_coefficient == 0.0:
+        met = "there is no reference to diverge from with algorithm.kl_coefficient = 0"
+        problem("kl_in_reward", True, met, "set the coefficient, such as 0.001, or this to false")
     if bare(algorithm.loss) == "dual_clip" and algorithm.clip_dual <= 1.0 + algorithm.clip_high:
         met = (
             f"not above 1 + algorithm.clip_high = {1.0 + algorithm.clip_high:g}, so it would clip what clip_high keeps"
@@ -35,10 +38,10 @@ def algorithm_problems(config: Config) -> list[Problem]:
 def algorithm_notes(algorithm: AlgorithmConfig) -> list[str]:
     """Return what works and is worth knowing."""
     said: list[str] = []
-    if algorithm.kl_coefficient and algorithm.kl_estimator in ("k1", "kl"):
+    if algorithm.kl_coefficient and not algorithm.kl_in_reward and algorithm.kl_estimator in ("k1", "kl"):
         said.append(
             f"algorithm.kl_estimator = {algorithm.kl_estimator}: in the loss its expected gradient is zero; k2 and k3 "
-            "hold the policy back"
+            "hold the policy back there, k1 with algorithm.kl_in_reward"
         )
     if bare(algorithm.loss) in OF_RESPONSES and bare(algorithm.loss_reduction) == "token_mean":
         said.append(

@@ -86,10 +86,12 @@ class AlgorithmConfig:
     """With the loss dual_clip: on a token with a negative advantage the ratio counts at most so much
     (https://arxiv.org/abs/1912.09729)."""
     kl_coefficient: NonNegativeFloat = 0.0
-    """Weight of the divergence from the reference in the loss. 0: no reference model is loaded."""
+    """Weight of the divergence from the reference in the loss, or in the reward. 0: no reference model is loaded."""
     kl_estimator: Literal["k1", "k2", "k3", "abs", "kl", "mse", "low_var_kl"] = "k3"
     """Estimator of that divergence from samples (http://joschu.net/blog/kl-approx.html); kl, mse and low_var_kl are
     other names of k1, k2 and k3."""
+    kl_in_reward: bool = False
+    """Subtract the divergence, summed over a response, from its reward, in place of adding it to the loss."""
     entropy_coefficient: FiniteFloat = 0.0
     """Weight of an entropy bonus in the loss."""
     loss: str = "grpo"
@@ -144,8 +146,14 @@ class TrainConfig:
     share_prompts: MayDiffer[bool] = True
     """Compute a group's common prompt once instead of once a sample, where the attention can (CPU)."""
     max_skipped: MayDiffer[PositiveInt] = 3
-    """An update whose gradient is not finite is skipped: weights and optimizer stay as they were. When so many in a row
-    were, the run stops. 1: at the first."""
+    """An update whose gradient is not finite, or beyond a bound, is skipped: weights and optimizer stay as they were,
+    and the samples it was most about are written to skipped/. When so many in a row were, the run stops. 1: at the
+    first."""
+    grad_norm_bound: PositiveFloat | None = None
+    """An update of the policy is skipped when the gradient's norm, before it is clipped, is larger. None: no bound."""
+    kl_bound: PositiveFloat | None = None
+    """An update of the policy is skipped when it is further from the one that wrote the samples: log-probabilities of
+    their tokens differ by more on average. None: no bound."""
     recompute: MayDiffer[bool] = False
     """Compute activations again in the backward pass instead of keeping them: slower, less memory."""
 

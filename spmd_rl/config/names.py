@@ -17,6 +17,7 @@ class Verb(StrEnum):
     EXCHANGE = "exchange"
     PUT = "put"
     SCORE = "score"
+    SAMPLE_KL = "sample_kl"
     LEARN = "learn"
     CONVERSATIONS = "conversations"
     WRITE_CONVERSATIONS = "write_conversations"

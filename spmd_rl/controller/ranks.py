@@ -76,6 +76,8 @@ class Ranks:
         """Sample -> the rank that made it, of those that are kept."""
         self._homes: dict[int, int] = {}
         """Sample -> the data-parallel rank that trains on it, of those that were exchanged."""
+        self.suspects: list[int] = []
+        """Where the newest update was skipped: its samples with the largest losses."""
         self.idle = True
         """No verb is under way, and none has failed: the ranks wait for the next one."""
 
@@ -191,6 +193,11 @@ class Ranks:
         return {f"timing/{model}_{move}": taken for move, taken in seconds.items()}
 
     @verb
+    def sample_kl(self) -> dict[int, float]:
+        """Return of each exchanged sample, by id, the sum of its tokens' estimated divergence from the reference."""
+        return dict(self._all(Verb.SAMPLE_KL))
+
+    @verb
     def put(self, field: str, values: Mapping[int, float]) -> None:
         """Set a field of exchanged samples, by id: one number for each of a sample's loss tokens."""
         parts: dict[int, dict[int, float]] = {data_rank: {} for data_rank in self.worker.data_ranks}
@@ -237,6 +244,7 @@ class Ranks:
             "grad_norm": learned.grad_norm,
             "update/skipped": float(not learned.updated),
         }
+        self.suspects = [sample for sample, _ in learned.suspects]
         return metrics, "" if learned.updated else _why_skipped(learned)
 
     @verb
@@ -332,7 +340,9 @@ def _homes(plan: Plan) -> dict[int, int]:
 
 
 def _why_skipped(learned: Learned) -> str:
-    """Return whose loss or gradient is not finite."""
+    """Return which bound it is beyond, or whose loss or gradient is not finite."""
+    if learned.beyond:
+        return learned.beyond
     norm = f"the norm of the gradient is {learned.grad_norm}"
     if learned.losses_broken:
         return f"{norm}; {learned.losses_broken[0]} is not finite"

@@ -169,6 +169,18 @@ class Step:
             with self.timed(SCORING.get(model, model)):
                 self.log.add_all(self.ranks.score(model))
 
+    def rewards_with_kl(self) -> list[float]:
+        """Return each sample's reward less what its divergence from the reference costs, where it was exchanged."""
+        coefficient, batch = self.config.algorithm.kl_coefficient, self.batch
+        with self.timed(Phase.ADVANTAGE):
+            found = self.ranks.sample_kl() if self.plan is not None else {}
+        if found:
+            tokens = {ticket.id: max(ticket.loss_tokens, 1) for ticket in batch.tickets}
+            mean = sum(kl / tokens[sample] for sample, kl in found.items()) / len(found)
+            self.log.add_all({"kl/beta": coefficient, "kl/mean": mean})
+        earned = zip(batch.tickets, batch.rewards, strict=True)
+        return [reward - coefficient * found.get(ticket.id, 0.0) for ticket, reward in earned]
+
     def put(self, field: str, values: Mapping[int, float]) -> None:
         """Set a field of exchanged samples, by id: one number for each of a sample's loss tokens."""
         if self.plan is not None:
@@ -192,7 +204,11 @@ class Step:
 
     def learn(self, model: str, minibatch: int) -> None:
         """Make one optimizer step of a model on a mini-batch."""
-        self.log.learning(*self.ranks.learn(model, minibatch, self.learning_rate))
+        metrics, skipped = self.ranks.learn(model, minibatch, self.learning_rate)
+        if skipped and self.ranks.suspects:
+            kept = self.ranks.conversations(self.ranks.suspects, self.number + 1)
+            self.log.skipped_samples(self.number + 1, minibatch, kept)
+        self.log.learning(metrics, skipped)
 
     def end(self) -> None:
         """Log what the step came to, and have the ranks drop its samples."""

@@ -1,6 +1,6 @@
 """What the ranks answer to each verb, and how their answers become one; see distributed.protocol.Combined."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from operator import add
 from typing import Any, Self, TypeVar
 
@@ -13,6 +13,8 @@ from spmd_rl.distributed.protocol import Answer, Combined
 Number = TypeVar("Number", int, float)
 _NAMED = 4
 """Ranks that a message names, at most."""
+SUSPECTS = 16
+"""Samples of a skipped update that are kept, at most."""
 
 
 class Refreshed(msgspec.Struct):
@@ -121,6 +123,10 @@ class Learned(msgspec.Struct):
     """Where no update was made: the losses that are not finite, with their ranks, the first of them."""
     gradients_broken: list[str] = []
     """Where no update was made: the parameters whose gradient is not finite, with their ranks, the first of them."""
+    beyond: str = ""
+    """Where no update was made: the bound that it is beyond, the same on all ranks."""
+    suspects: list[tuple[int, float]] = []
+    """Where no update was made: the samples with the largest losses, and these; infinite where one is not finite."""
 
     def combine(self, other: Self) -> "Learned":
         return Learned(
@@ -130,6 +136,8 @@ class Learned(msgspec.Struct):
             most(self.maxima, other.maxima),
             (self.losses_broken + other.losses_broken)[:_NAMED],
             (self.gradients_broken + other.gradients_broken)[:_NAMED],
+            self.beyond,
+            largest(self.suspects + other.suspects),
         )
 
 
@@ -161,6 +169,11 @@ class Progress(msgspec.Struct):
             self.failed or other.failed,
             self.asked or other.asked,
         )
+
+
+def largest(losses: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+    """Return the few samples with the largest losses, the largest first."""
+    return sorted(losses, key=lambda one: (-one[1], one[0]))[:SUSPECTS]
 
 
 def most(one: Mapping[str, Number], other: Mapping[str, Number]) -> dict[str, Number]:
@@ -198,6 +211,7 @@ ANSWERS: Mapping[str, Combined] = {
     Verb.COMPARE_ANSWERS: Combined(list[tuple[int, bool]], add),
     Verb.READ: Combined(list[tuple[int, int, int]], add),
     Verb.SCORE: Combined(dict[str, float], most),
+    Verb.SAMPLE_KL: Combined(list[tuple[int, float]], add),
     Verb.CONVERSATIONS: Combined(list[dict[str, Any]], add),
     Verb.CHECKPOINT_BYTES: Combined(int, add),
     Verb.CHECKPOINT_DIGESTS: Combined(dict[str, str] | None, _all_digests),

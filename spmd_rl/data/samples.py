@@ -10,6 +10,8 @@ from spmd_rl.data.tickets import SampleReward
 
 SAMPLES = "samples"
 """The directory inside a run's."""
+SKIPPED = "skipped"
+"""The same, of samples that updates were skipped for."""
 
 _STEP = re.compile(r"step_(\d+)")
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from spmd_rl.config.config import CheckpointConfig
 from spmd_rl.config.loading import read_settings
-from spmd_rl.data.samples import SAMPLES, samples_step
+from spmd_rl.data.samples import SAMPLES, SKIPPED, samples_step
 from spmd_rl.runlog.checkpoint_store import CheckpointStore
 
 METRICS = "metrics.jsonl"
@@ -14,7 +14,7 @@ EVALUATIONS = "evaluations"
 CHECKPOINTS = "checkpoints"
 WRITTEN_HERE = (
     *("config.yaml", METRICS, RANKS, "run.log", SAMPLES, EVALUATIONS, "tensorboard", "wandb", "hf", "report", "hang"),
-    CHECKPOINTS,
+    *(SKIPPED, CHECKPOINTS),
 )
 
 
@@ -74,7 +74,7 @@ def set_later_aside(run_dir: Path, step: int) -> Path | None:
         kept[name], later[name] = _lines_until(run_dir / name, step)
     files = [
         path
-        for place in (SAMPLES, EVALUATIONS)
+        for place in (SAMPLES, SKIPPED, EVALUATIONS)
         for path in (run_dir / place).glob("step_*")
         if samples_step(path.name) > step
     ]

@@ -13,7 +13,7 @@ from typing import Any, Self
 from spmd_rl.config.config import Config
 from spmd_rl.config.names import Phase
 from spmd_rl.config.redact import hidden
-from spmd_rl.data.samples import SAMPLES, samples_file, write_samples
+from spmd_rl.data.samples import SAMPLES, SKIPPED, samples_file, write_samples
 from spmd_rl.data.tickets import UNJUDGED
 from spmd_rl.distributed.status import current_status, set_status
 from spmd_rl.runlog.console import (
@@ -244,6 +244,10 @@ class RunLog:
                 f"last one in step {current_status().step}: {skipped}; the weights are as they were before them: look "
                 "at the samples of these steps, lower train.learning_rate or train.clip_grad, or train in float32"
             )
+
+    def skipped_samples(self, step: int, minibatch: int, samples: Sequence[Mapping[str, Any]]) -> None:
+        """Keep the samples that the update of a mini-batch was skipped for."""
+        write_samples(self.run_dir / SKIPPED / f"step_{step:06d}_minibatch_{minibatch}.jsonl", samples)
 
     def samples(self, step: int, samples: Sequence[Mapping[str, Any]], show: int = 0) -> None:
         """Keep samples, as data.samples.sample_record makes them; show the first few."""

@@ -1,13 +1,14 @@
 """A model in training: with gradients and an optimizer."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
+import torch.distributed as dist
 
 from spmd_rl.config.config import TrainConfig
-from spmd_rl.data.answers import Learned
+from spmd_rl.data.answers import Learned, largest
 from spmd_rl.distributed.status import doing
 from spmd_rl.training.forward import run_passes
 from spmd_rl.training.offload import Releasable, gradient_buffers
@@ -26,10 +27,25 @@ class LossResult:
     """For the log, over the loss tokens; `tokens`: how many there are."""
     maxima: dict[str, torch.Tensor] = field(default_factory=dict)
     """The same, of the largest of a token."""
+    losses: torch.Tensor | None = None
+    """Weight * loss of each loss token [N], without gradient: they find the samples that an update was skipped for."""
 
 
 Loss = Callable[..., LossResult]
 """(micro-batch, what the head says of its loss tokens [N], ...) -> the loss; samples' fields are read by name."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Hold beyond what no update is made."""
+
+    grad_norm: float | None = None
+    """The gradient's norm before it is clipped."""
+    kl: float | None = None
+    """Mean over tokens of log-probability when they were written - now."""
+
+
+NO_LIMITS = Limits()
 
 
 class Learner:
@@ -42,9 +58,10 @@ class Learner:
         self.gradients = Releasable(gradient_buffers(self.wrapped))
         self.gradients.release()
 
-    def learn(self, packs: Sequence[Packed], loss: Loss, rate: float) -> Learned:
+    def learn(self, packs: Sequence[Packed], loss: Loss, rate: float, limits: Limits = NO_LIMITS) -> Learned:
         """Make one optimizer step on these micro-batches; the loss is the sum of its totals over all ranks."""
         model, sums, maxima = self.model, dict[str, float](), dict[str, float]()
+        losses: list[tuple[Packed, torch.Tensor]] = []
         self.gradients.restore()
         self.optimizer.zero_gradients()
 
@@ -57,19 +74,37 @@ class Learner:
                     sums[name] = sums.get(name, 0.0) + float(value)
                 for name, value in result.maxima.items():
                     maxima[name] = max(maxima.get(name, 0.0), float(value))
+                if result.losses is not None:
+                    losses.append((packed, result.losses))
             return result.total
 
         run_passes(self.wrapped, model.module.last, model.place, packs, model.head, use, backward=True)
         with doing("optimizer step"), self.optimizer.on_device():
-            updated, grad_norm = self.optimizer.step(rate)
+            beyond = "" if limits.kl is None else self._beyond_kl(sums, limits.kl)
+            bound = math.inf if limits.grad_norm is None else limits.grad_norm
+            updated, grad_norm = self.optimizer.step(rate, 0.0 if beyond else bound)
         learned, rank = Learned(updated, grad_norm, [sums] if sums else [], maxima), model.place.rank
         if not updated:
+            if not beyond and bound < grad_norm < math.inf:
+                beyond = f"the norm of the gradient is {grad_norm:.4g}, above train.grad_norm_bound = {bound:g}"
+            learned.beyond, learned.suspects = beyond, suspects(losses)
             if losses := [name for name, value in sums.items() if not math.isfinite(value)]:
                 learned.losses_broken = [f"on rank {rank} {', '.join(losses)}"]
             gradients = ((name, weight.main_grad) for name, weight in model.module.named() if weight.requires_grad)
             if broken := first_not_finite(gradients):
                 learned.gradients_broken = [f"{broken} on rank {rank}"]
         return learned
+
+    def _beyond_kl(self, sums: Mapping[str, float], bound: float) -> str:
+        """Return, alike on all ranks, what to say when the policy has moved too far; nothing where it has not."""
+        far = sums.get("correction/kl", 0.0) + sums.get("actor/ppo_kl", 0.0)
+        device = next(iter(self.model.weights().values())).device
+        both = torch.tensor([far, sums.get("tokens", 0.0)], dtype=torch.float32, device=device)
+        dist.all_reduce(both)
+        kl = float(both[0] / both[1])
+        if abs(kl) <= bound:
+            return ""
+        return f"the policy is {kl:.4g} from the one that wrote the samples, beyond train.kl_bound = {bound:g}"
 
     def broken(self) -> str:
         """Return what of this rank's weights and optimizer is not finite, its first; nothing in a sound run."""
@@ -89,3 +124,13 @@ class Learner:
     def onload(self) -> None:
         """Take the device back: the weights; the gradients are zeroed before they are used."""
         self.model.onload()
+
+
+def suspects(losses: Sequence[tuple[Packed, torch.Tensor]]) -> list[tuple[int, float]]:
+    """Return the samples with the largest sums of losses, by id; infinite where one is not finite."""
+    found = []
+    for packed, by_token in losses:
+        sums = [float(part.abs().sum()) for part in by_token.split(packed.lengths)]
+        sizes = [one if math.isfinite(one) else math.inf for one in sums]
+        found += [(sample.id, size) for sample, size in zip(packed.samples, sizes, strict=True)]
+    return largest(found)

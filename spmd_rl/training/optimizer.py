@@ -71,17 +71,18 @@ class Optimizer:
             chunk.zero_grad_buffer()
         self.optimizer.zero_grad()
 
-    def step(self, learning_rate: float) -> tuple[bool, float]:
+    def step(self, learning_rate: float, bound: float = math.inf) -> tuple[bool, float]:
         """One update at this learning rate. Returns whether it was made, and the gradient's norm before it was clipped.
 
-        Where that norm is not finite, on all ranks alike, weights and moments stay as they were. Megatron's own step
-        looks for this only where it scales the loss, for float16; else it writes the nan into the weights.
+        Where that norm is not finite or above `bound`, on all ranks alike, weights and moments stay as they were.
+        Megatron's own step looks for the first only where it scales the loss, for float16; else it writes the nan into
+        the weights.
         """
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate * group.get("lr_mult", 1.0)
         found_inf = self.optimizer.prepare_grads()
         norm = float(self.optimizer.get_grad_norm())
-        if found_inf or not math.isfinite(norm):
+        if found_inf or not math.isfinite(norm) or norm > bound:
             return False, norm
         for inner in self.distributed:
             parameters = inner.get_parameters()

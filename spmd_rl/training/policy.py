@@ -57,4 +57,5 @@ class PolicyLoss:
                 "correction/clipped_fraction": bounded.sum(),
             },
             maxima={"correction/logprob_gap_max": gap.abs().max()},
+            losses=(weights * loss).detach(),
         )

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
+from spmd_rl.algorithms.kl import sample_kl
 from spmd_rl.algorithms.table import find_correction, find_loss
 from spmd_rl.config.config import Config
 from spmd_rl.data.answers import Exchanged, Learned
@@ -14,7 +15,7 @@ from spmd_rl.distributed.sample import Sample
 from spmd_rl.distributed.verb import verb
 from spmd_rl.distributed.world import World
 from spmd_rl.models.model_shape import ModelShape
-from spmd_rl.training.learner import Learner, Loss
+from spmd_rl.training.learner import Learner, Limits, Loss
 from spmd_rl.training.packing import Packed, pack
 from spmd_rl.training.parallel import start_parallel
 from spmd_rl.training.policy import PolicyLoss
@@ -125,6 +126,18 @@ class Trainer:
             packed.put(field, values)
         return seconds
 
+    @verb
+    def sample_kl(self) -> list[tuple[int, float]]:
+        """Return, on the ranks that report, the sum of each sample's estimated divergence from the reference."""
+        if not self.place.reports:
+            return []
+        kind, found = self.config.algorithm.kl_estimator, []
+        for packed in (packed for packs in self.packs for packed in packs if packed.samples):
+            policy, reference = packed.field("policy_logprobs"), packed.field("reference_logprobs")
+            sums = sample_kl(policy, reference, packed.lengths, kind).tolist()
+            found += [(sample.id, kl) for sample, kl in zip(packed.samples, sums, strict=True)]
+        return found
+
     def forward(
         self, model: str, packs: Sequence[Packed]
     ) -> tuple[list[tuple[Packed, torch.Tensor]], dict[str, float]]:
@@ -143,7 +156,9 @@ class Trainer:
     @verb
     def learn(self, model: str, minibatch: int, learning_rate: float) -> Learned:
         """Make one optimizer step of a model on a mini-batch."""
-        return self.learners[model].learn(self.packs[minibatch], self.losses[model], learning_rate)
+        train = self.config.train
+        limits = Limits(train.grad_norm_bound, train.kl_bound) if model == "policy" else Limits()
+        return self.learners[model].learn(self.packs[minibatch], self.losses[model], learning_rate, limits)
 
     @verb
     def export_hf(self, directory: str) -> None:

@@ -7,7 +7,6 @@ left out, which are given what they would have found.
 import random
 import warnings
 from collections import defaultdict
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -147,7 +146,7 @@ def computed_by_trl(trainer_class, batch, masked=True, **settings):
     return loss.detach(), torch.cat([row[:length] for row, length in rows]), found["advantages"]
 
 
-def computed_by_us(batch, masked=True, kl_in_reward=False, **settings):
+def computed_by_us(batch, masked=True, **settings):
     """Return our loss, its gradient at every token, and our advantages, by the functions that a run calls."""
     algorithm = AlgorithmConfig(std_epsilon=TRL_EPSILON, **{"correction": "off"} | settings)
     masks = [mask if masked else [1] * len(mask) for mask in batch.mask]
@@ -160,18 +159,18 @@ def computed_by_us(batch, masked=True, kl_in_reward=False, **settings):
     }
     new = fields["new"].requires_grad_()
     now, old, reference, rollout = (fields[name][taught] for name in ("new", "old", "reference", "rollout"))
-    if kl_in_reward:
+    if algorithm.kl_in_reward:
         paid = algorithm.kl_coefficient * sample_kl(old, reference, tokens, algorithm.kl_estimator)
         rewards = [reward - price for reward, price in zip(rewards, paid.tolist(), strict=True)]
     advantages = torch.tensor(find_advantage(algorithm)(batch.groups, rewards, tokens=tokens))
     weights = torch.tensor(find_reduction(algorithm, LONGEST)(tokens))
     spread = torch.tensor(tokens)
     correct, _ = find_correction(algorithm)(old, rollout, tokens)
-    loss, parts = find_loss(replace(algorithm, kl_coefficient=0.0) if kl_in_reward else algorithm)(
+    loss, parts = find_loss(algorithm)(
         now,
         old,
         correct * advantages.repeat_interleave(spread),
-        reference if algorithm.kl_coefficient and not kl_in_reward else None,
+        reference if algorithm.kl_coefficient else None,
         None,
         **({} if algorithm.loss not in ("gspo", "rloo") else {"lengths": tokens}),
     )

@@ -58,6 +58,12 @@ def test_an_advantage_that_asks_for_them_is_given_lengths_and_greedy_rewards(own
     assert asking == ["remax", name]
 
 
+def test_a_divergence_in_the_reward_is_not_in_the_loss_too():
+    for in_reward, coefficient in ((False, 0.1), (True, 0.0)):
+        loss = find_loss(AlgorithmConfig(kl_coefficient=0.1, kl_in_reward=in_reward))
+        assert loss.keywords["kl_coefficient"] == coefficient
+
+
 def test_dropping_uniform_groups_is_a_curation():
     for algorithm in (AlgorithmConfig(drop_uniform_groups=True), AlgorithmConfig(curation="teaching")):
         assert find_curation(algorithm)(GROUPS, REWARDS) == [True, True, False, False]

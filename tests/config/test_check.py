@@ -113,6 +113,7 @@ def test_the_defaults_have_no_problem(problems):
             "algorithm.drop_uniform_groups = True",
             "take 2 or more samples, or train on all",
         ),
+        ("--algorithm.kl_in_reward True", "algorithm.kl_in_reward = True", "no reference to diverge from"),
         (
             "--algorithm.loss dual_clip --algorithm.clip_dual 1.2",
             "algorithm.clip_dual = 1.2",

@@ -169,7 +169,7 @@ def case(directory, layout=None, share=True, budget=BUDGET, **others):
 
 
 def _of(huggingface, family):
-    return {"gradients": huggingface[family].file, "algorithm": method_of(family)}
+    return {"gradients": huggingface[family].file, "algorithm": method_of(family), "limits": "/" in family}
 
 
 @pytest.fixture(scope="module")
@@ -233,6 +233,12 @@ def loss_of(family, sample, logprobs, entropy, advantage):
     return loss.sum()
 
 
+def kl_of(sample):
+    """Sum of a sample's k3 estimates, by the formula."""
+    d = (sample.fields["reference_logprobs"] - sample.fields["policy_logprobs"])[sample.loss_mask]
+    return float((d.exp() - 1 - d).sum())
+
+
 @pytest.fixture(scope="module")
 def huggingface(models, tmp_path_factory):
     """What transformers computes for the same samples: log-probabilities, loss, gradient and its norm."""
@@ -266,6 +272,7 @@ def huggingface(models, tmp_path_factory):
         torch.save({name: gradient.clone() for name, gradient in gradients.items()}, file)
         norm = torch.stack([parameter.grad.norm() for parameter in model.parameters()]).norm()
         results[family] = SimpleNamespace(
+            kl={name: kl_of(sample) for name, sample in samples.items()},
             logprobs={name: (value * samples[name].loss_mask).tolist() for name, value in logprobs.items()},
             grad_norm=float(norm),
             gradients=gradients.keys(),
@@ -412,6 +419,22 @@ def test_every_layout_has_the_log_probabilities_and_gradient_of_huggingface(star
 def test_no_layout_takes_a_step_on_a_gradient_that_is_not_finite(start, ranks):
     for one in of_kind(start(ranks), "layout") + of_kind(start(ranks), "bfloat16"):
         assert [found["skipped"] for found in one.each] == [True] * ranks, str(one)
+
+
+@RANKS
+def test_every_layout_skips_an_update_beyond_a_bound_and_names_the_samples_with_large_losses(start, ranks, huggingface):
+    for one in of_kind(start(ranks), "layout"):
+        if not one.asked["limits"]:
+            continue
+        kept = [found["limits"] for found in one.each]
+        assert all(found["same"] for found in kept), str(one)
+        for asked, knob in enumerate(("grad_norm", "kl", "grad_norm")):
+            said = [found["said"][asked] for found in kept]
+            assert {updated for updated, _, _ in said} == {False} and len({beyond for _, beyond, _ in said}) == 1
+            assert f"train.{knob}_bound = 1e-06" in said[0][1]
+            assert {sample for _, _, suspects in said for sample, _ in suspects} == set(range(12))
+        kl = {sample: value for found in kept for sample, value in found["kl"]}
+        assert kl == pytest.approx(huggingface[one.family].kl, abs=1e-4), str(one)
 
 
 @RANKS

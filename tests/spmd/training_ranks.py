@@ -77,6 +77,7 @@ def _case(case: dict, world, platform) -> dict:
     perturb(samples.values())
     before = {name: tensor.clone() for name, tensor in policy.weights().items()}
     put_what_is_learned(samples)
+    kept = keeps_to_limits(trainer) if case.get("limits") else None
     learned = trainer.learn("policy", 0, LEARNING_RATE)
     # On a CPU nothing moves, and what would is looked up all the same.
     with learner.optimizer.on_device():
@@ -90,8 +91,25 @@ def _case(case: dict, world, platform) -> dict:
         "tokens": sum(pack.tokens.shape[1] for pack in packs),
         "gradients": compared[0],
         "steps": compared[1],
+        "limits": kept,
         "skipped": skips_what_is_not_finite(learner, world.rank == world.size - 1),
     }
+
+
+def keeps_to_limits(trainer) -> dict:
+    """What is said of updates that are beyond a bound, whether weights stayed, and each sample's divergence."""
+    import torch
+
+    from spmd_rl.training.learner import Limits
+
+    learner, weights = trainer.learners["policy"], trainer.models["policy"].weights()
+    before = {name: tensor.clone() for name, tensor in weights.items()}
+    said = []
+    for limits in (Limits(grad_norm=1e-6), Limits(kl=1e-6), Limits(grad_norm=1e-6, kl=1e6)):
+        learned = learner.learn(trainer.packs[0], trainer.losses["policy"], LEARNING_RATE, limits)
+        said.append([learned.updated, learned.beyond, learned.suspects])
+    same = all(torch.equal(before[name], tensor) for name, tensor in weights.items())
+    return {"said": said, "same": same, "kl": trainer.sample_kl()}
 
 
 def lay_out(case, trainer, samples, tickets) -> list:
