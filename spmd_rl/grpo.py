@@ -14,7 +14,7 @@ def run_grpo(config: Config, session: Session) -> None:
     reduce = find_reduction(algorithm, config.rollout.max_response_length)
     for step in session.steps():  # from where the run goes on; evaluates, saves and logs around each step
         with step.rollout() as rollout:  # vLLM holds the device inside, with the policy's weights
-            samples = rollout.generate()
+            samples = rollout.fill(curate)  # where asked to, on until enough groups teach
             greedy = rollout.generate_greedy() if compares_with_greedy(algorithm) else []
         batch = step.reward(samples, greedy)  # rules graded as sequences ended, reward models score now
         batch.keep(curate(batch.groups, batch.rewards))

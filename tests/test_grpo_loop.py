@@ -233,6 +233,31 @@ def test_a_divergence_in_the_reward_is_paid_by_each_sample_before_it_is_compared
     assert driven.rows[0]["grpo/rewards/mean"] == 0.5, "what is logged is what was earned"
 
 
+def test_further_prompts_are_sampled_until_enough_groups_teach_and_a_continuation_goes_on_from_the_last(drive):
+    # Only groups 1 and 3 of the first four teach, then the second of two, then the one that is asked for.
+    teach = {3, 7, 11, 13}
+    reward = lambda step, sample: float(sample in teach)  # noqa: E731
+    settings = {"algorithm": {"curation": "teaching", "refill_attempts": 3}, "checkpoint": {"every_steps": 1}}
+    whole = drive(reward, 2, directory="whole", **settings)
+    asked = [rows for _, rows, _, _ in whole.ranks.generated]
+    assert asked[:3] == [(0, 1, 2, 3), (4, 5), (6,)] and asked[3:] == [(7, 8, 9, 10), (11, 12), (13,)]
+    assert [learned["ids"] for learned in whole.ranks.learned] == [[2, 3, 6, 7, 10, 11, 12, 13]] * 2
+    row = whole.rows[0]
+    assert row["rollout/refills"] == 2 and row["rollout/samples"] == 14
+    assert row["groups/kept_fraction"] == pytest.approx(4 / 7)
+    first, rest = (drive(reward, steps, **settings) for steps in (1, 2))
+    assert first.ranks.generated + rest.ranks.generated == whole.ranks.generated
+
+
+def test_refilling_ends_after_so_many_times_and_where_nothing_teaches_the_run_does(drive):
+    settings = {"algorithm": {"curation": "teaching", "refill_attempts": 1}}
+    driven = drive(lambda step, sample: float(sample == 3), **settings)
+    assert [rows for _, rows, _, _ in driven.ranks.generated] == [(0, 1, 2, 3), (4, 5, 6)]
+    assert [learned["ids"] for learned in driven.ranks.learned] == [[2, 3]]
+    with pytest.raises(RuntimeError, match="none of the 8 prompts that step 1 sampled teaches: 0 are .* right by all"):
+        drive(uniform, directory="nothing", **settings)
+
+
 class Skipping(RecordingRanks):
     """Make no update."""
 

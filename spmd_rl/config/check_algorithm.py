@@ -24,6 +24,12 @@ def algorithm_problems(config: Config) -> list[Problem]:
         knob = "drop_uniform_groups" if algorithm.drop_uniform_groups else "curation"
         met = "a group of one sample (algorithm.samples_per_prompt) is uniform, so nothing would be trained"
         problem(knob, getattr(algorithm, knob), met, "take 2 or more samples, or train on all")
+    if algorithm.refill_attempts and bare(algorithm.curation) == "all" and not algorithm.drop_uniform_groups:
+        met = "with algorithm.curation = all every group is kept, and there is nothing to refill"
+        problem("refill_attempts", algorithm.refill_attempts, met, "set the curation to teaching, or this to 0")
+    if algorithm.refill_attempts and config.reward.models:
+        met = "reward models score after the rollout, too late to sample on"
+        problem("refill_attempts", algorithm.refill_attempts, met, "set it to 0, or take rules alone (reward.rules)")
     if algorithm.kl_in_reward and algorithm.kl_coefficient == 0.0:
         met = "there is no reference to diverge from with algorithm.kl_coefficient = 0"
         problem("kl_in_reward", True, met, "set the coefficient, such as 0.001, or this to false")

@@ -110,6 +110,9 @@ class AlgorithmConfig:
     Or a function of your own, which is given the groups and the rewards."""
     drop_uniform_groups: bool = False
     """True: the curation `teaching`."""
+    refill_attempts: NonNegativeInt = 0
+    """Sample further prompts, so many times in a step at most, until train.prompts_per_step groups are kept by the
+    curation: DAPO's dynamic sampling (https://arxiv.org/abs/2503.14476). 0: train on fewer."""
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,13 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from spmd_rl.algorithms.curation import group_fractions
+from spmd_rl.algorithms.table import Curation
 from spmd_rl.config.config import Config
+from spmd_rl.controller.batch import Batch
 from spmd_rl.controller.ranks import Ranks
 from spmd_rl.data.sampling_params import SamplingParams
-from spmd_rl.data.tickets import Ticket
+from spmd_rl.data.tickets import SampleReward, Ticket
 
 
 class Rollout:
@@ -19,7 +22,41 @@ class Rollout:
         """Of each call."""
         self._rows: dict[int, int] = {}
         """Of each group."""
+        self.scored: dict[int, SampleReward] = {}
+        """Rewards that were asked for to see whether to sample on, by id."""
         self._next_id = 0
+
+    def fill(self, curate: Curation) -> list[Ticket]:
+        """Return samples of the next prompts, and of further ones until train.prompts_per_step groups are kept.
+
+        Each time as many prompts are taken as groups are missing, so that none is left over. After
+        algorithm.refill_attempts times there may be fewer; RuntimeError where there is none at all.
+        """
+        attempts, wanted = self.config.algorithm.refill_attempts, self.config.train.prompts_per_step
+        tickets = self.generate()
+        for attempt in range(attempts + 1 if attempts else 0):
+            scored, grading = self.ranks.rewards()
+            self.scored |= scored
+            batch = Batch(tickets, self.scored)
+            batch.keep(curate(batch.groups, batch.rewards))
+            kept = len({ticket.group for ticket in batch.to_train()})
+            self.metrics += [grading, {"rollout/refills": attempt, "rollout/samples": len(tickets)}]
+            if kept == wanted:
+                break
+            if attempt < attempts:
+                tickets += self.generate(wanted - kept)
+            elif not kept:
+                raise RuntimeError(self._nothing_teaches(batch))
+        return tickets
+
+    def _nothing_teaches(self, batch: Batch) -> str:
+        fractions, prompts = group_fractions(batch.groups, batch.kept, batch.correct), len(self._rows)
+        right, wrong = (fractions.get(f"groups/all_{kind}_fraction", 0.0) * prompts for kind in ("correct", "wrong"))
+        return (
+            f"algorithm.refill_attempts = {self.config.algorithm.refill_attempts}: none of the {prompts} prompts that "
+            f"step {self.step + 1} sampled teaches: {right:.0f} are answered right by all samples, {wrong:.0f} wrong by "
+            "all; take easier or harder prompts, more samples a prompt, or 0 to go on without refilling"
+        )
 
     def generate(self, prompts: int | None = None) -> list[Ticket]:
         """Return samples of the next prompts, train.prompts_per_step unless told; each is graded as it ends."""

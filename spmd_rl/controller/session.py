@@ -18,7 +18,7 @@ from spmd_rl.controller.reward_models import RewardModels
 from spmd_rl.controller.sampling import Rollout
 from spmd_rl.data.samples import SAMPLES
 from spmd_rl.data.sources.order import PromptOrder
-from spmd_rl.data.tickets import Ticket
+from spmd_rl.data.tickets import SampleReward, Ticket
 from spmd_rl.evaluation.benchmark import Benchmark, ask_all
 from spmd_rl.runlog.checkpoint_store import SavedCheckpoint
 from spmd_rl.runlog.console import untrained_line
@@ -118,6 +118,7 @@ class Step:
         )
         self.batch = Batch([], {})
         self.plan: Plan | None = None
+        self._scored: dict[int, SampleReward] = {}
         self._metrics: list[Mapping[str, float]] = [{"grpo/lr": self.learning_rate}]
 
     @contextmanager
@@ -128,6 +129,7 @@ class Step:
         with self.ranks.rollout_mode(self.timed, compare) as moved, self.timed(Phase.ROLLOUT):
             rollout = Rollout(self.config, self.ranks, self.number, self.session.take_prompts)
             yield rollout
+        self._scored = rollout.scored
         self._metrics += [moved, *rollout.metrics]
 
     def reward(self, tickets: Sequence[Ticket], greedy: Sequence[Ticket] = ()) -> Batch:
@@ -137,6 +139,7 @@ class Step:
         """
         self.session.checkpoints.advance()
         scored, grading = self.ranks.rewards()
+        scored = self._scored | scored
         scored, scoring = self.session.reward_models.score(self.ranks, [*tickets, *greedy], scored, self.timed)
         self._metrics += [grading, scoring]
         self.batch = Batch(tickets, scored, greedy=greedy)

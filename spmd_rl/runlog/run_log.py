@@ -167,6 +167,7 @@ class RunLog:
         self.add("timing/all", time.perf_counter() - started)
         metrics = {name: combine(name, values) for name, values in self._values.items()}
         sequences = self.config.train.prompts_per_step * self.config.algorithm.samples_per_prompt
+        sequences = int(metrics.get("rollout/samples", sequences))
         metrics |= tokens_per_second(metrics, sequences, self.world_size)
         metrics |= self._once
         self._once = {}
@@ -305,7 +306,7 @@ def combine(name: str, values: Sequence[float]) -> float:
     """Join several values of one metric in a step: seconds and bytes add up, extremes stay, the rest is averaged."""
     if name.startswith(("timing/", "bytes/")):
         return math.fsum(values)
-    if name.endswith(("max", "peak_bytes")):
+    if name.endswith(("max", "peak_bytes", "rollout/refills", "rollout/samples")):
         return max(values)
     if name.endswith("/min"):
         return min(values)
