@@ -54,8 +54,8 @@ class Rollout:
         right, wrong = (fractions.get(f"groups/all_{kind}_fraction", 0.0) * prompts for kind in ("correct", "wrong"))
         return (
             f"algorithm.refill_attempts = {self.config.algorithm.refill_attempts}: none of the {prompts} prompts that "
-            f"step {self.step + 1} sampled teaches: {right:.0f} are answered right by all samples, {wrong:.0f} wrong by "
-            "all; take easier or harder prompts, more samples a prompt, or 0 to go on without refilling"
+            f"step {self.step + 1} sampled teaches: {right:.0f} are answered right by all samples, {wrong:.0f} wrong "
+            "by all; take easier or harder prompts, more samples a prompt, or 0 to go on without refilling"
         )
 
     def generate(self, prompts: int | None = None) -> list[Ticket]:
