@@ -32,10 +32,12 @@ class PolicyLoss:
         # On-policy, the policy before the update is the policy: the ratio is 1 and only its gradient counts.
         before = logprobs.detach() if (scored := packed.field("policy_logprobs")) is None else scored
         if rollout is None:
-            raise ValueError(
-                "algorithm.correction: the samples carry no rollout_logprobs, the log-probabilities of the policy that "
-                "wrote them; have the engine return them, or put them into that field"
-            )
+            if self.correction is not no_correction:
+                raise ValueError(
+                    "algorithm.correction: the samples carry no rollout_logprobs, the log-probabilities of the policy "
+                    "that wrote them; put them into that field, or set it to off"
+                )
+            rollout = before
         correct, bounded = self.correction(before, rollout, packed.lengths)
         more = {"lengths": packed.lengths} if self._of_samples else {}
         loss, parts = self.token_loss(

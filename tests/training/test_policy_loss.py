@@ -1,0 +1,73 @@
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from spmd_rl.algorithms.table import CORRECTIONS, find_correction, find_loss
+from spmd_rl.config.config import AlgorithmConfig
+
+LENGTHS = [3, 1, 4]
+
+
+def computed(gap=0.0, leave_out=(), own_loss=None, **settings):
+    """Return what the policy's loss says of three samples, and its gradient; `gap`: of the trainer to vLLM."""
+    from spmd_rl.training.policy import PolicyLoss
+
+    algorithm = AlgorithmConfig(**settings)
+    now = torch.linspace(-3.0, -1.0, 8).requires_grad_()
+    before = now.detach() + 0.1 * torch.sin(torch.arange(8.0))
+    fields = {
+        "advantages": torch.cos(torch.arange(8.0)),
+        "weights": torch.full((8,), 0.125),
+        "policy_logprobs": before,
+        "reference_logprobs": before - 0.3,
+        "rollout_logprobs": before - gap * torch.linspace(-1.0, 1.0, 8),
+    }
+    for name in leave_out:
+        del fields[name]
+    policy_loss = PolicyLoss(own_loss or find_loss(algorithm), find_correction(algorithm))
+    result = policy_loss(SimpleNamespace(field=fields.get, lengths=LENGTHS), now, torch.zeros(8))
+    (gradient,) = torch.autograd.grad(result.total, now)
+    return result, gradient
+
+
+@pytest.mark.parametrize("loss", ["grpo", "gspo", "cispo"])
+@pytest.mark.parametrize("name", CORRECTIONS.functions)
+def test_where_vllm_and_the_trainer_agree_no_correction_changes_a_bit(name, loss):
+    settings = {"loss": loss, "kl_coefficient": 0.1}
+    expected, expected_gradient = computed(correction="off", **settings)
+    found, gradient = computed(correction=name, **settings)
+    assert torch.equal(found.total, expected.total) and torch.equal(gradient, expected_gradient)
+    assert found.sums["correction/weight_mean"] == 8 and found.sums["correction/clipped_fraction"] == 0
+    assert found.sums["correction/kl"] == 0 and found.maxima["correction/logprob_gap_max"] == 0
+
+
+def test_a_correction_weighs_the_surrogate_and_not_the_divergence():
+    plain, _ = computed(1.0, correction="off", kl_coefficient=0.1)
+    found, gradient = computed(1.0, correction="token_mask(low=1, high=1)", kl_coefficient=0.1)
+    assert found.sums["actor/pg_loss"] == 0 and found.sums["correction/clipped_fraction"] == 8
+    assert found.sums["actor/kl_loss"] == plain.sums["actor/kl_loss"] > 0 and (gradient != 0).all()
+    torch.testing.assert_close(found.total, 0.1 * found.sums["actor/kl_loss"])
+
+
+def test_the_gap_is_told_whatever_is_made_of_it():
+    for name in ("off", "token_truncate"):
+        found, _ = computed(1.0, correction=name)
+        assert found.maxima["correction/logprob_gap_max"] == pytest.approx(1.0)
+        assert float(found.sums["correction/kl"]) == pytest.approx(0.0, abs=1e-6)
+        assert float(found.sums["correction/weight_mean"]) == (8 if name == "off" else pytest.approx(8.9, abs=0.5))
+
+
+def test_samples_without_log_probabilities_of_their_writer_cannot_be_corrected():
+    with pytest.raises(ValueError, match="algorithm.correction: the samples carry no rollout_logprobs.* set it to off"):
+        computed(leave_out=["rollout_logprobs"])
+    found, _ = computed(leave_out=["rollout_logprobs"], correction="off")
+    assert torch.equal(found.total, computed(correction="off")[0].total)
+
+
+def test_a_loss_that_asks_where_samples_end_is_told():
+    def own(logprobs, old, advantages, reference, entropy, lengths):
+        assert lengths == LENGTHS
+        return -advantages * logprobs, dict.fromkeys(("pg_loss", "kl_loss", "clipped", "ppo_kl"), logprobs.detach())
+
+    assert computed(own_loss=own)[0].losses.shape == (8,)
