@@ -3,9 +3,12 @@
 import re
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
+@pytest.mark.slow
 def test_every_file_of_tests_is_in_the_table_of_laws_once():
     table = (ROOT / "CONTRIBUTING.md").read_text().partition("## The laws")[2]
     named = [place for row in table.splitlines() for place in re.findall(r"`(tests/\S+)`", row.partition(" set |")[0])]

@@ -36,7 +36,11 @@ _CHANGES = {
         ("algorithms/kl.py", "torch.expm1(d) - d", "torch.expm1(d) + d"),
         ("algorithms/kl.py", "0.5 * d.square()", "d.square()"),
         ("algorithms/policy_loss.py", "torch.maximum(unclipped", "torch.minimum(unclipped"),
-        ("algorithms/policy_loss.py", "1.0 + clip_high)", "1.0 + clip_low)"),
+        (
+            "algorithms/policy_loss.py",
+            "torch.clamp(ratio, 1.0 - clip_low, 1.0 + clip_high)",
+            "torch.clamp(ratio, 1.0 - clip_low, 1.0 + clip_low)",
+        ),
         ("algorithms/reduce.py", "1.0 / (samples * tokens)", "1.0 / (len(loss_tokens) * tokens)"),
         ("algorithms/schedule.py", "peak * (step + 1)", "peak * step"),
         ("algorithms/score_normalization.py", "distance**2 * self.count", "distance * self.count"),
