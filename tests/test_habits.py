@@ -1,14 +1,28 @@
-"""What this project keeps to beside its code: every file of tests stands in CONTRIBUTING.md's table of laws."""
+"""What this project keeps to beside its code's behaviour: a table of laws, types, and nothing that nobody uses."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+pytestmark = pytest.mark.slow
+
+MOST_ANY = 487
+"""Lines of the package with `Any`: fewer from change to change."""
+# What is used from outside: by Megatron-Core, vLLM or torch through a base class or an attribute they read, by name
+# (fault injection, wandb), or by a user's rules.
+USED_ELSEWHERE = {
+    *("layer_number", "attn_mask_type", "attention_type", "attention_dropout", "v_channels", "attention_mask"),
+    *("num_tokens", "decoder_input", "inference", "cp_group", "packed_seq", "get_rotary_seq_len", "rotary_pos_emb"),
+    *("allreduce", "yarn_rotary_scaling_factor", "yarn_mscale", "yarn_mscale_all_dim", "_postprocess"),
+    *("_loop", "_slow", "_raise", "_corrupt", "_nan", "_disk_full", "sympy_numeric_eq", "allow_internal_format"),
+    *("max_refresh", "trace", "__traceback__", "prompt_ids", "generation_config", "pre_tokenizer", "model_type"),
+}
 
 
-@pytest.mark.slow
 def test_every_file_of_tests_is_in_the_table_of_laws_once():
     table = (ROOT / "CONTRIBUTING.md").read_text().partition("## The laws")[2]
     named = [place for row in table.splitlines() for place in re.findall(r"`(tests/\S+)`", row.partition(" set |")[0])]
@@ -16,3 +30,21 @@ def test_every_file_of_tests_is_in_the_table_of_laws_once():
     assert [place for place in named if not (ROOT / place).exists()] == []
     files = [path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rglob("test_*.py")]
     assert [file for file in files if not any(file.startswith(place) for place in named)] == []
+
+
+def test_types_hold_in_what_decides_and_what_travels(tmp_path):
+    command = [sys.executable, "-m", "mypy", "--cache-dir", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr
+
+
+def test_any_is_said_no_more_often_than_before():
+    lines = [line for path in (ROOT / "spmd_rl").rglob("*.py") for line in path.read_text().splitlines()]
+    assert sum(bool(re.search(r"\bAny\b", line)) for line in lines) <= MOST_ANY
+
+
+def test_nothing_is_there_that_nobody_uses():
+    vulture = pytest.importorskip("vulture").Vulture()
+    vulture.scavenge([str(ROOT / place) for place in ("spmd_rl", "tools", "tests")], exclude=["*/patches/*"])
+    ours = [item for item in vulture.get_unused_code(60) if str(item.filename).startswith(str(ROOT / "spmd_rl"))]
+    assert [item.get_report() for item in ours if item.name not in USED_ELSEWHERE] == []

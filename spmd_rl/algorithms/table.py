@@ -32,7 +32,7 @@ OF_SAMPLES = ("tokens", "baselines")
 """What else an advantage may be given of each sample: its loss tokens, and the reward of a greedy response."""
 Curation = Callable[[Sequence[int], Sequence[float]], list[bool]]
 """(groups, rewards) of all samples -> which to train on."""
-Reduction = Callable[[Sequence[int]], list[float]]
+Reduction = Callable[..., list[float]]
 """Trained tokens of each sample of a mini-batch -> the weight of each of these tokens in its loss; may take
 max_response_length."""
 Loss = Callable[..., tuple["Tensor", dict[str, "Tensor"]]]
@@ -136,8 +136,8 @@ def find_correction(algorithm: AlgorithmConfig) -> Correction:
 
 def unknown_algorithms(algorithm: AlgorithmConfig) -> list[Problem]:
     """Return what is wrong with names that nothing has; no function of the user's is imported."""
-    chosen = (ADVANTAGES, algorithm.advantage), (CURATIONS, algorithm.curation)
-    chosen += (REDUCTIONS, algorithm.loss_reduction), (LOSSES, algorithm.loss), (CORRECTIONS, algorithm.correction)
+    chosen: list[tuple[FunctionTable[Any], str]] = [(ADVANTAGES, algorithm.advantage), (CURATIONS, algorithm.curation)]
+    chosen += [(REDUCTIONS, algorithm.loss_reduction), (LOSSES, algorithm.loss), (CORRECTIONS, algorithm.correction)]
     problems = [problem for table, name in chosen for problem in table.unknown(name)]
     if algorithm.drop_uniform_groups and algorithm.curation not in ("all", "teaching"):
         met, way = "algorithm.drop_uniform_groups = true is the curation `teaching`", "leave one of the two out"

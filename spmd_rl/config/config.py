@@ -1,7 +1,7 @@
 """Hold all that can be set. Batch sizes are in prompts, samples and tokens of the whole run, never per device."""
 
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from spmd_rl.config.data_config import DataConfig
 from spmd_rl.config.fields import (
@@ -21,7 +21,10 @@ from spmd_rl.platforms import names as platform_names
 Fraction = Annotated[float, Bounds(ge=0, lt=1)]
 _SIGN = "a sign of life comes once a second, and later on a machine that is full"
 
-PlatformName = Literal["auto", *platform_names()]
+if TYPE_CHECKING:
+    PlatformName = str
+else:
+    PlatformName = Literal["auto", *platform_names()]
 
 
 @dataclass(frozen=True)

@@ -65,13 +65,13 @@ def marks(kind: Any, mark: type[Kind]) -> list[Kind]:
     return found + [one for inner in get_args(kind) for one in marks(inner, mark)]
 
 
-def named_section(kind: Any) -> type | None:
+def named_section(kind: Any) -> Any:
     """Return the kind of section that a field holds several of, each under a name: dict[str, Section]."""
     inner = get_args(kind)
     return inner[1] if get_origin(kind) is dict and dataclasses.is_dataclass(inner[1]) else None
 
 
-def knobs(kind: type, prefix: str = "", extras: bool = False) -> dict[str, Any]:
+def knobs(kind: Any, prefix: str = "", extras: bool = False) -> dict[str, Any]:
     """Return dotted name -> type of every setting of a section. `extras`: types with their bounds and marks."""
     found: dict[str, Any] = {}
     marked = get_type_hints(kind, include_extras=True)

@@ -118,7 +118,7 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _build(kind: type, values: dict[str, Any], prefix: str = "") -> Any:
+def _build(kind: Any, values: dict[str, Any], prefix: str = "") -> Any:
     """Make settings from dotted names; what is not among them keeps its default."""
     arguments: dict[str, Any] = {}
     for name, inner in get_type_hints(kind).items():

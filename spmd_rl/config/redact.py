@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 HIDDEN = "***"
 _NAME = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
@@ -36,7 +36,7 @@ def _secrets(environment: Mapping[str, str]) -> list[str]:
     return sorted(found, key=len, reverse=True)  # one may be a part of another
 
 
-def _without(value: Value, secrets: list[str]) -> Value:
+def _without(value: Any, secrets: list[str]) -> Any:
     if isinstance(value, str):
         for secret in secrets:
             value = value.replace(secret, HIDDEN)
@@ -51,7 +51,7 @@ def _without(value: Value, secrets: list[str]) -> Value:
 def hide_in(error: BaseException) -> None:
     """Take secrets out of what an error, its notes and its causes say."""
     secrets, seen = _secrets(os.environ), set()
-    links = [error]
+    links: list[BaseException | None] = [error]
     while links:
         link = links.pop()
         if link is None or id(link) in seen:

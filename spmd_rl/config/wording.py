@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 
-def words(values: Iterable[int]) -> str:
+def words(values: Iterable[float]) -> str:
     """As the command line takes a list."""
     return " ".join(map(str, values))
 

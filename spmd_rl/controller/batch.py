@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from itertools import compress
 
 from spmd_rl.algorithms.curation import group_fractions
-from spmd_rl.config.config import RewardConfig
 from spmd_rl.config.functions import labels
+from spmd_rl.config.reward_config import RewardConfig
 from spmd_rl.data.tickets import UNJUDGED, SampleReward, Ticket
 
 CAUSES = ("correct", "wrong", "unparsed", "truncated", "timeout", "crash")

@@ -109,7 +109,7 @@ def render_finished_text(tokenizer: Any, conversations: Sequence[Sequence[Messag
 
 def same_tokens(one: Any, other: Any) -> bool:
     """Return True where two tokenizers give every text the same ids."""
-    backends = [getattr(tokenizer, "backend_tokenizer", None) for tokenizer in (one, other)]
+    backends: list[Any] = [getattr(tokenizer, "backend_tokenizer", None) for tokenizer in (one, other)]
     if None in backends:
         return type(one) is type(other) and one.get_vocab() == other.get_vocab()
     return backends[0].to_str() == backends[1].to_str()

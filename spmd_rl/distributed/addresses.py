@@ -35,7 +35,7 @@ def who(message: str) -> str:
     """The ranks at the first address that a message names; empty where it names none, or all ranks are on one node."""
     found = re.search(r"\[(\d+\.\d+\.\d+\.\d+)\]:\d+", message)
     ranks = _ranks_at.get(found[1], []) if found else []
-    if not ranks or len(_ranks_at) < 2:
+    if found is None or not ranks or len(_ranks_at) < 2:
         return ""
     names = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}"
     return f"spmd_rl: {found[1]} is the node of {names}: look there first"

@@ -103,7 +103,8 @@ class ControlChannel:
         self.timeout_seconds = timeout_seconds
         self.link: Link = link or GlooLink(world)
         self.bytes_moved = self.messages_moved = 0
-        self._trees = [[rank for rank in group if rank] for group in groups] or [range(1, world.size)]
+        self._trees: list[Sequence[int]] = [[rank for rank in group if rank] for group in groups]
+        self._trees = self._trees or [range(1, world.size)]
         tops = [branch for tree in self._trees for branch in branches(tree, fan_out)]
         self.parent, self._branches = _place(self.rank, tops, fan_out)
         self._below: _Below | None = None

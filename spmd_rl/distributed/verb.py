@@ -7,22 +7,22 @@ from typing import Any, TypeVar, get_type_hints
 
 import msgspec
 
-Method = TypeVar("Method", bound=Callable)
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def verb(method: Method) -> Method:
     """Mark a collective act: of Ranks, as rank 0 has it done, and of a worker's component, as every rank does it."""
-    method.is_verb = True
+    setattr(method, "is_verb", True)  # noqa: B010 (a function has no such attribute, as types go)
     return method
 
 
-def verbs_of(component: object) -> dict[str, Callable]:
+def verbs_of(component: object) -> dict[str, Callable[..., Any]]:
     """Return the methods of a component that are verbs, by name."""
     names = (name for name in dir(type(component)) if getattr(getattr(type(component), name), "is_verb", False))
     return {name: getattr(component, name) for name in names}
 
 
-def do(method: Callable, arguments: Mapping[str, Any]) -> Any:
+def do(method: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
     """Call a verb's method with arguments as they come from msgpack, each made what the signature says it is.
 
     Raises msgspec.ValidationError where one is missing, too much, or of another type.
@@ -31,7 +31,7 @@ def do(method: Callable, arguments: Mapping[str, Any]) -> Any:
 
 
 @cache
-def _arguments(function: Callable) -> type[msgspec.Struct]:
+def _arguments(function: Callable[..., Any]) -> type[msgspec.Struct]:
     hints = get_type_hints(function)
     _, *parameters = inspect.signature(function).parameters.values()
     fields = [

@@ -12,21 +12,36 @@ Cut = Literal["whole", "rows", "columns", "vocabulary", "qkv", "gate_up"]
 class Sizes(Protocol):
     """Name what the rows read of a ModelShape."""
 
-    family: str
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    ffn: int
-    vocabulary: int
-    tied: bool
-    qkv_bias: bool
-    qk_norm: bool
-    experts: Experts | None
-    mla: LatentAttention | None
-    head: str
-    labels: int
+    @property
+    def family(self) -> str: ...
+    @property
+    def layers(self) -> int: ...
+    @property
+    def hidden(self) -> int: ...
+    @property
+    def heads(self) -> int: ...
+    @property
+    def kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def ffn(self) -> int: ...
+    @property
+    def vocabulary(self) -> int: ...
+    @property
+    def tied(self) -> bool: ...
+    @property
+    def qkv_bias(self) -> bool: ...
+    @property
+    def qk_norm(self) -> bool: ...
+    @property
+    def experts(self) -> Experts | None: ...
+    @property
+    def mla(self) -> LatentAttention | None: ...
+    @property
+    def head(self) -> str: ...
+    @property
+    def labels(self) -> int: ...
 
 
 def always(shape: Sizes, layer: int) -> bool:

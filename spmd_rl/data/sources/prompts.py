@@ -67,7 +67,7 @@ class Encoded:
     """The text is so long that only its beginning was made token ids."""
 
 
-def load_prompts(config: Config, tokenizer: Any, split: str) -> Loaded:
+def load_prompts(config: Config, tokenizer: Any, split: Literal["train", "eval"]) -> Loaded:
     """The prompts of "train" or "eval"; ValueError says what is wrong with the source and which knob fixes it.
 
     Without a held-out set "eval" is empty. Rows left out are counted in the notes.

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from functools import lru_cache
 from types import SimpleNamespace
+from typing import Any
 
 from spmd_rl.distributed.layout import RolloutLayout, TrainLayout
 from spmd_rl.models import FAMILIES
@@ -11,7 +12,9 @@ from spmd_rl.weights.families.cutters import MEGATRON_CUTS, VLLM_CUTS, boxes
 from spmd_rl.weights.transfer.boxes import Index, Piece, Shard, whole
 
 # The fields of a shape that a shard depends on: what the caches below are keyed by (a shape may hold a dict).
-_FIELDS = tuple(Sizes.__annotations__)
+_FIELDS = tuple(name for name, value in vars(Sizes).items() if isinstance(value, property))
+_Key = tuple[Any, ...]
+"""What _FIELDS name of a shape."""
 
 
 def hf_tensors(shape: Sizes) -> dict[str, Index]:
@@ -63,7 +66,7 @@ def vllm_shard(shape: Sizes, layout: RolloutLayout, rank: int) -> Shard:
 
 @lru_cache(maxsize=4096)
 def _megatron_shard(
-    key: tuple,
+    key: _Key,
     tensor: int,
     tensor_rank: int,
     chunks: tuple[range, ...],
@@ -95,7 +98,7 @@ def _megatron_shard(
 
 
 @lru_cache(maxsize=4096)
-def _vllm_shard(key: tuple, tensor: int, tensor_rank: int, group: int, group_rank: int, expert: bool) -> Shard:
+def _vllm_shard(key: _Key, tensor: int, tensor_rank: int, group: int, group_rank: int, expert: bool) -> Shard:
     shape = SimpleNamespace(**dict(zip(_FIELDS, key, strict=True)))
     lengths = dimensions(shape)
     # Without expert parallelism all ranks of the group share each expert.
@@ -127,7 +130,7 @@ def _experts_of(knob: str, shape: Sizes, size: int, rank: int) -> range:
     return range(count // size * rank, count // size * (rank + 1))
 
 
-def _key(shape: Sizes) -> tuple:
+def _key(shape: Sizes) -> _Key:
     return tuple(getattr(shape, field) for field in _FIELDS)
 
 

@@ -27,7 +27,7 @@ def checkpoint_shard(shape: Sizes) -> Shard:
     """Return the whole model under a checkpoint's keys."""
     alone = megatron_shard(shape, TrainLayout(1, 1, 1), 0)
     params: dict[str, Index] = {}
-    pieces = []
+    pieces: list[Piece] = []
     for name, size in alone.params.items():
         expert = _EXPERT.fullmatch(name)
         if expert is None:

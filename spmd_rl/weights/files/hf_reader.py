@@ -97,7 +97,7 @@ class HfSource:
                 self._handle = None
                 self._handle, self._file, self._touched = safe_open(header.file, framework="pt"), header.file, 0
             part = tuple(slice(a, a + n) for a, n in zip(box.start, box.shape, strict=True))
-            target.copy_(self._handle.get_slice(box.tensor)[part])
+            target.copy_(self._handle.get_slice(box.tensor)[part])  # type: ignore[no-untyped-call]
         # A part of each row costs the pages of whole rows.
         rows = box.elements // box.shape[-1]
         self._touched += rows * header.shape[-1] * self.dtype(box.tensor).itemsize

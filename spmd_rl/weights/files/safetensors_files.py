@@ -5,6 +5,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -57,7 +58,7 @@ class SafetensorsFiles:
         # Wide elements first, so that each tensor is aligned to its element size. Format: 8 bytes length of the header,
         # the header padded with spaces to 8 bytes, the tensors without gaps
         # (https://github.com/huggingface/safetensors#format).
-        header: dict[str, dict] = {"__metadata__": {"format": "pt"}}
+        header: dict[str, dict[str, Any]] = {"__metadata__": {"format": "pt"}}
         offset = 0
         for name in sorted(names, key=lambda name: -self._dtypes[name].itemsize):
             header[name] = {

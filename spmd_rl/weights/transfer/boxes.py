@@ -140,7 +140,8 @@ def whole(tensor: str, shape: Index, param: str, at: Index | None = None) -> Pie
 
 def stack(param: str, boxes: Iterable[Box]) -> tuple[Index, list[Piece]]:
     """Shape and pieces of the parameter that has the boxes one below the other."""
-    pieces, rows, rest = [], 0, ()
+    pieces: list[Piece] = []
+    rows, rest = 0, Index()
     for box in boxes:
         rest = box.shape[1:]
         pieces.append(Piece(*box, param, (rows,) + (0,) * len(rest)))

@@ -53,7 +53,7 @@ class Checksums:
         for number, box in enumerate(boxes):
             numbers.setdefault(box.tensor, []).append(number)
         for name, pieces in shard.by_param.items():
-            bands: dict[tuple, list[tuple[int, Piece]]] = {}
+            bands: dict[_Columns, list[tuple[int, Piece]]] = {}
             for piece in pieces:
                 for number in numbers[piece.tensor]:
                     box = boxes[number]
@@ -195,7 +195,10 @@ class _Band:
                 sums.index_add_(0, boxes[here], (some * columns).sum(1, dtype=torch.int64) * weights[here])
 
 
-def _columns(piece: Piece) -> tuple:
+_Columns = tuple[bool, tuple[int, int], int]
+
+
+def _columns(piece: Piece) -> _Columns:
     """Return: it is a vector (a column of rows); first column and width in the parameter; first one in the tensor."""
     if len(piece.shape) == 1:
         return True, (0, 1), 0

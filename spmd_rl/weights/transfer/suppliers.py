@@ -129,7 +129,9 @@ def _bundles(shard: Shard, holders: _Holders, bucket_elements: int) -> list[list
 
 
 def _pack(param: str, ranks: Ranks, pieces: list[Piece], bucket_elements: int) -> list[Bundle]:
-    packed, some, filled = [], [], 0
+    packed: list[Bundle] = []
+    some: list[Piece] = []
+    filled = 0
     for piece in pieces:
         elements = piece.elements
         if some and filled + elements > bucket_elements:

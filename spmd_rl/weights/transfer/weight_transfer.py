@@ -12,7 +12,7 @@ import torch.distributed as dist
 from spmd_rl.distributed.gather import gather
 from spmd_rl.distributed.status import set_status
 from spmd_rl.platforms import current
-from spmd_rl.weights.transfer.boxes import Piece, Shard, view
+from spmd_rl.weights.transfer.boxes import Box, Index, Piece, Shard, view
 from spmd_rl.weights.transfer.dtypes import DTypes, check_same
 from spmd_rl.weights.transfer.transfer_schedule import Plan, Round
 
@@ -34,7 +34,7 @@ class Traffic:
 def same_parameters(source: Shard, destination: Shard) -> dict[str, str]:
     """Map destination parameters to the source parameters that are equal: the same boxes in the same places."""
 
-    def contents(shard: Shard) -> dict[tuple, str]:
+    def contents(shard: Shard) -> dict[tuple[Index, frozenset[tuple[Box, Index]]], str]:
         return {
             (shard.params[name], frozenset((piece.box, piece.at) for piece in pieces)): name
             for name, pieces in shard.by_param.items()
@@ -92,8 +92,12 @@ class WeightTransfer:
         """
         dtypes = self.dtypes(read)
         device = next((t.device for t in read.values()), torch.device("cpu"))
-        staging = None if isinstance(write, Mapping) else _Staging(self.plan.destination, dtypes, device, write)
-        target = write if staging is None else staging
+        staging: _Staging | None = None
+        target: Tensors | _Staging
+        if isinstance(write, Mapping):
+            target = write
+        else:
+            target = staging = _Staging(self.plan.destination, dtypes, device, write)
         lend = getattr(target, "lend", None)
         lent = {name for name, own in self._same.items() if lend is not None and lend(name, read[own])}
         network_bytes = local_bytes = 0
