@@ -315,7 +315,9 @@ class Ranks:
         """
         costs: Costs = self._all(Verb.COSTS)
         peaks = costs.peaks
-        metrics = {f"memory/{phase}/peak_bytes": peaks[name] for name, phase in MEMORY_PHASES.items() if name in peaks}
+        metrics: dict[str, float] = {
+            f"memory/{phase}/peak_bytes": peaks[name] for name, phase in MEMORY_PHASES.items() if name in peaks
+        }
         holds = [{metric: of_rank[name] for name, metric in HOLDS.items()} for of_rank in costs.holds]
         metrics |= {metric: max(rank[metric] for rank in holds) for metric in HOLDS.values()}
         moved, self.controller_bytes = self.commands.bytes_moved - self.controller_bytes, self.commands.bytes_moved

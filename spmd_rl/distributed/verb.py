@@ -27,7 +27,8 @@ def do(method: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
 
     Raises msgspec.ValidationError where one is missing, too much, or of another type.
     """
-    return method(**msgspec.structs.asdict(msgspec.convert(arguments, _arguments(method.__func__))))
+    function = method.__func__  # type: ignore[attr-defined]
+    return method(**msgspec.structs.asdict(msgspec.convert(arguments, _arguments(function))))
 
 
 @cache
