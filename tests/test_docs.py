@@ -1,0 +1,67 @@
+"""What README and docs tell a reader to type: files and modules that are there, settings, tools that answer."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+pytestmark = pytest.mark.slow
+
+
+def commands() -> list[tuple[str, str]]:
+    """Return (page, command) of every line of code that starts a program of this project."""
+    found = []
+    for page in PAGES:
+        inside = re.findall(r"```\w*\n(.*?)```", page.read_text(), re.DOTALL) + re.findall(
+            r"`([^`\n]+)`", page.read_text()
+        )
+        lines = [line for text in inside for line in text.replace("\\\n", " ").splitlines()]
+        start = r"(?:\w+=\S+ )*(?:python3?|bash|torchrun|sbatch)\b.*\b(?:spmd_rl|tools|launch)\b"
+        found += [(page.name, line.partition(" #")[0].strip()) for line in lines if re.match(start, line)]
+    return found
+
+
+def test_the_docs_have_commands():
+    assert len(commands()) > 40
+
+
+def test_every_file_and_module_that_is_started_is_there():
+    missing = []
+    for page, command in commands():
+        for module in re.findall(r"-m (spmd_rl[\w.]*)", command):
+            path = ROOT / module.replace(".", "/")
+            missing += [(page, command)] * (
+                not path.with_suffix(".py").exists() and not (path / "__main__.py").exists()
+            )
+        for file in re.findall(r"(?<![\w/.])((?:tools|launch|configs)/[\w/.-]+\.\w+)", command):
+            missing += [(page, command)] * (not (ROOT / file).exists())
+    assert missing == []
+
+
+def test_every_setting_that_is_named_is_one():
+    from spmd_rl.config.config import Config
+    from spmd_rl.config.fields import NAME, knobs
+    from spmd_rl.config.serving import ChatConfig, EvaluateConfig
+
+    known = {name for config in (Config, EvaluateConfig, ChatConfig) for name in knobs(config)}
+    sections = {name.rpartition(".")[0] for name in known}
+    wrong = []
+    for page in PAGES:
+        for option in re.findall(r"--([a-z]+\.[a-z_.-]*[a-z])", page.read_text()):
+            name = re.sub(r"^(reward\.models|rollout\.models)\.[\w-]+", rf"\1.{NAME}", option.replace("-", "_"))
+            wrong += [(page.name, option)] * (name not in known and name not in {*sections, "section.key"})
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    "tool", sorted(path.name for path in (ROOT / "tools").glob("*.py") if "main()" in path.read_text())
+)
+def test_every_tool_says_how_it_is_used(tool):
+    done = subprocess.run(
+        [sys.executable, ROOT / "tools" / tool, "--help"], capture_output=True, text=True, cwd=ROOT, check=False
+    )
+    assert done.returncode == 0 and "usage" in done.stdout, done.stderr[-2000:]
