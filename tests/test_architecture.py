@@ -10,7 +10,7 @@ PACKAGE = ROOT / "spmd_rl"
 
 # From the top down; what stands in one row does not import each other.
 LAYERS = (
-    ("grpo", "plan", "evaluate", "chat", "verify_resume"),
+    ("api", "grpo", "plan", "evaluate", "chat", "verify_resume"),
     ("serve", "analysis"),
     ("program", "doctor"),
     ("runtime", "testing"),
