@@ -142,8 +142,13 @@ def _prepare(program: Program) -> tuple[Platform, list[str]]:
     applied = apply_all((megatron_core.PATCHES if program.trains else ()) + vllm.PATCHES, platform.patches)
     config = program.config
     # Refuses a model that vLLM has no kernels for here.
-    platform.engine_model_options(config.model.path, program.shape, config.rollout.block_tokens, config.model.knob)
-    return platform, applied
+    rollout = config.rollout
+    platform.engine_model_options(config.model.path, program.shape, rollout.block_tokens, config.model.knob)
+    sharing = rollout.tensor * rollout.data
+    return platform, [
+        *applied,
+        *platform.set_model_environment(program.shape, rollout.tensor, sharing, rollout.max_sequences),
+    ]
 
 
 class Training:

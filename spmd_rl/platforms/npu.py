@@ -19,12 +19,17 @@ from spmd_rl.platforms.platform import Platform, lazily
 if TYPE_CHECKING:
     import torch
 
+    from spmd_rl.models.model_shape import ModelShape
+
 # The fused attention takes at most so many sequences in a call.
 _SEQUENCES = 1000
 
 
 # A capability that Megatron-Core may ask for; earlier versions of torch_npu do not read the variable.
 _READS_CAPABILITY = "2.9.0.post2"
+
+
+_LEAST_BUFFER_MIB = 128
 
 
 def _missing() -> str:
@@ -52,6 +57,24 @@ def _environment() -> dict[str, str]:
     except metadata.PackageNotFoundError:
         return {}
     return {"TORCH_NPU_DEVICE_CAPABILITY": "8.0"} if installed >= Version(_READS_CAPABILITY) else {}
+
+
+def _model_environment(shape: ModelShape, tensor: int, expert: int, max_sequences: int) -> dict[str, str]:
+    """Return the MiB of HCCL's buffers: for experts, what its dispatch and combine kernels (MC2) need.
+
+    The formula is in https://github.com/vllm-project/vllm-ascend/issues/5287; with less, they fail while they run.
+    """
+    if shape.experts is None:
+        return {"HCCL_BUFFSIZE": str(_LEAST_BUFFER_MIB)}
+
+    def aligned(size: int, to: int) -> int:
+        return -(-size // to) * to
+
+    tokens, row = -(-max_sequences // tensor), 2 * shape.hidden
+    local = -(-shape.experts.count // expert)
+    dispatched = tokens * aligned(aligned(row, 32) + 64, 512) * expert * local
+    combined = tokens * aligned(row, 512) * shape.experts.per_token
+    return {"HCCL_BUFFSIZE": str(max(_LEAST_BUFFER_MIB, -(-2 * (dispatched + combined) // 2**20)))}
 
 
 def _used_bytes() -> int:
@@ -181,7 +204,6 @@ NPU = Platform(
         "HCCL_CONNECT_TIMEOUT": "1800",
         "HCCL_EXEC_TIMEOUT": "7200",
         "HCCL_EVENT_TIMEOUT": "7260",
-        "HCCL_BUFFSIZE": "128",
         "TOKENIZERS_PARALLELISM": "false",
     },
     missing=_missing,
@@ -189,6 +211,7 @@ NPU = Platform(
     attention=_prepare_attention,
     rms_norm=_rms_norm,
     more_environment=_environment,
+    model_environment=_model_environment,
     refused_environment={"PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True"},
     expandable_segments=_expandable_segments,
     memory_bytes=_used_bytes,

@@ -64,6 +64,8 @@ class Platform:
     """Name the network interface of each library, gloo's first."""
     more_environment: Callable[[], Mapping[str, str]] = dict
     """More of `environment`, which depends on what is installed."""
+    model_environment: Callable[[ModelShape, int, int, int], Mapping[str, str]] = lambda *model: {}
+    """(shape, ranks of an engine's tensor and expert parallelism, rollout.max_sequences) -> more for this model."""
     refused_environment: Mapping[str, str] = field(default_factory=dict)
     """Variable -> a setting in it with which the program can't run."""
     free_and_total_bytes: Callable[[], tuple[int, int]] | None = None
@@ -107,6 +109,13 @@ class Platform:
         import torch
 
         return torch.device(self.device_type, *([local_rank] if self.visible_devices_variable else []))
+
+    def set_model_environment(self, shape: ModelShape, tensor: int, expert: int, max_sequences: int) -> list[str]:
+        """Set the variables that depend on the model and that the user has not set; return a note for each."""
+        wanted = self.model_environment(shape, tensor, expert, max_sequences)
+        new = {name: value for name, value in wanted.items() if name not in os.environ}
+        os.environ.update(new)
+        return [f"{name} = {value}, by the model's sizes" for name, value in new.items()]
 
     def set_environment(self) -> None:
         """Set the variables that the user has not set. Raises ConfigError for one that the program can't run with."""

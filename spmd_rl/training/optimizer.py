@@ -39,6 +39,7 @@ class Optimizer:
         self.wrapped = wrapped
         self.clip_grad = train.clip_grad
         self._offloaded: Offloaded | None = None
+        self._waits = False
         self.optimizer = get_megatron_optimizer(
             OptimizerConfig(
                 optimizer="adam",
@@ -127,12 +128,15 @@ class Optimizer:
         return self._offloaded
 
     def offload(self) -> None:
-        """Move the optimizer's state to the host, where it waits between steps."""
+        """Move the optimizer's state to the host, where it waits between steps from now on."""
+        self._waits = True
         self._state().offload()
 
     @contextmanager
     def on_device(self) -> Iterator[None]:
         """Have the optimizer's state on the device inside: for a step, and for whoever reads or writes it."""
+        waits, self._waits = self._waits, False
         self._state().onload()
         yield
-        self.offload()
+        if waits:
+            self.offload()

@@ -1,10 +1,12 @@
 """Laws of writing through: a parameter takes memory from the moment it is looked up until it is packed."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from spmd_rl.patches.vllm_packing import PackedExperts, PackedLinear
-from spmd_rl.rollout.engine_weights import Weights
+from spmd_rl.rollout.engine_weights import SleepMode, Weights, plain_tensors
 from spmd_rl.rollout.packed_weights import PackedWeights
 
 
@@ -174,3 +176,73 @@ def test_a_weight_without_kernels_on_this_cpu_is_multiplied_by_torch(monkeypatch
     linear, weight = PackedLinear(), torch.eye(3, dtype=torch.bfloat16)
     assert not linear.pack("weight", weight)
     assert torch.equal(linear(weight, weight, None), weight)
+
+
+class Sleeper:
+    """An engine whose sleep loses what is no buffer, and whose wake-up puts transposed views in place of experts."""
+
+    def __init__(self, model, transposes):
+        self.model, self.transposes = model, transposes
+
+    def sleep(self, level):
+        kept = {id(buffer) for buffer in self.model.buffers()}
+        for tensor in (*self.model.parameters(), self.model.experts.map, *self.model.dispatcher.splits.values()):
+            assert id(tensor) not in kept
+            tensor.data.zero_()
+
+    def wake_up(self, tags):
+        if self.transposes and tags == ["weights"]:
+            for name in ("w13_weight", "w2_weight"):
+                now = getattr(self.model.experts, name)
+                setattr(self.model.experts, name, torch.nn.Parameter(now.data.transpose(1, 2), requires_grad=False))
+
+
+class Dispatcher:
+    """Sends tokens to experts; a library's own object in the model."""
+
+    def __init__(self):
+        self.splits = {"experts": torch.tensor([3, 1])}
+
+
+Dispatcher.__module__ = "vllm_ascend.ops"
+
+
+@pytest.mark.parametrize("transposes", [True, False])
+def test_experts_are_written_where_they_are_and_what_sleep_loses_comes_back(model, transposes):
+    # [experts, out, in] in a checkpoint and a refresh; vllm-ascend up to 0.25 computes with [experts, in, out].
+    shapes = {"experts.w13_weight": (2, 16, 2), "experts.w2_weight": (2, 2, 8)}
+    if transposes:
+        for name, (e, rows, columns) in shapes.items():
+            weight = torch.nn.Parameter(torch.ones(e, columns, rows), requires_grad=False)
+            setattr(model.experts, name.split(".")[1], weight)
+    model.experts.map, model.dispatcher = torch.tensor([1, 0]), Dispatcher()
+    model.experts.register_buffer("kept", torch.ones(3))
+    model.norm.kv_cache = [torch.ones(5)]
+    places = {name: p.data_ptr() for name, p in model.named_parameters()}
+    runner = SimpleNamespace(get_model=lambda: model, model_config=SimpleNamespace(dtype=torch.float32))
+    memory = SleepMode(Sleeper(model, transposes), runner)
+    for value in (5.0, 6.0):
+        memory.sleep()
+        memory.wake_weights()
+        weights = memory.weights
+        weights.begin()
+        for name in weights:
+            if name in shapes:
+                assert weights[name].shape == shapes[name]
+            weights[name].copy_(torch.arange(weights[name].numel()).view(weights[name].shape) + value)
+            weights.written(name)
+        weights.end()
+        for name, (e, rows, columns) in shapes.items():
+            runs = model.get_parameter(name)
+            assert runs.data_ptr() == places[name] and runs.is_contiguous()
+            wanted = (torch.arange(e * rows * columns) + value).view(e, rows, columns)
+            assert torch.equal(runs, wanted.transpose(1, 2) if transposes else wanted)
+        assert model.experts.map.tolist() == [1, 0] and model.dispatcher.splits["experts"].tolist() == [3, 1]
+
+
+def test_what_waits_for_sleep_is_neither_cache_nor_parameter_nor_buffer(model):
+    model.register_buffer("kept", torch.ones(3))
+    model.norm.kv_cache, model.norm.scale = [torch.ones(5)], torch.tensor(0.5)
+    model.view = model.embedding.weight[1:]
+    [found] = plain_tensors(model)
+    assert found is model.norm.scale

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from spmd_rl.platforms import current
 from spmd_rl.weights.files.hf_reader import DTYPES, INDEX, SINGLE
 from spmd_rl.weights.transfer.boxes import Box, Index
 
@@ -103,6 +104,8 @@ class SafetensorsFiles:
         file, offset = self._place[box.tensor]
         if file not in self._open:
             self._open[file] = os.open(self._directory / file, os.O_WRONLY)
+        if current().offloads:
+            values = values.clone()  # a storage that numpy has seen can't be released any more
         data = memoryview(values.view(-1).view(torch.uint8).numpy())
         _write_at(self._open[file], data, offset + first * dtype.itemsize)
 

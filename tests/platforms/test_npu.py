@@ -1,0 +1,71 @@
+"""What the NPU's record computes before a device is touched."""
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from spmd_rl.errors import ConfigError
+from spmd_rl.models.blocks import Experts
+from spmd_rl.platforms import npu
+from spmd_rl.platforms.npu import NPU
+
+
+@dataclass
+class Shape:
+    """As much of a model's shape as is asked for."""
+
+    hidden: int
+    experts: Experts | None = None
+
+
+def experts(count: int) -> Experts:
+    return Experts(count, 8, 512, 0, False, (True,), "softmax", True, False, 1, 1, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("hidden", "count", "expert", "sequences", "mebibytes"),
+    [(7168, 256, 32, 16, 128), (7168, 256, 32, 32, 239), (7168, 256, 32, 64, 478), (2048, 128, 8, 128, 152)],
+)
+def test_hccls_buffers_hold_what_the_experts_kernels_send(hidden, count, expert, sequences, mebibytes):
+    # The values of https://github.com/vllm-project/vllm-ascend/issues/5287 for DeepSeek-R1 and Qwen3-30B-A3B.
+    found = NPU.model_environment(Shape(hidden, experts(count)), 1, expert, sequences)
+    assert found == {"HCCL_BUFFSIZE": str(mebibytes)}
+
+
+def test_what_the_user_has_set_stays(monkeypatch):
+    monkeypatch.setenv("HCCL_BUFFSIZE", "512")
+    assert NPU.set_model_environment(Shape(2048, experts(128)), 1, 8, 256) == []
+    assert os.environ["HCCL_BUFFSIZE"] == "512"
+    monkeypatch.delenv("HCCL_BUFFSIZE")
+    assert NPU.set_model_environment(Shape(2048), 1, 1, 256) == ["HCCL_BUFFSIZE = 128, by the model's sizes"]
+
+
+def test_an_allocator_that_sleep_mode_refuses_is_refused_by_the_variables_name(monkeypatch):
+    monkeypatch.setenv("PYTORCH_NPU_ALLOC_CONF", "max_split_size_mb:64, expandable_segments: True")
+    with pytest.raises(ConfigError, match="PYTORCH_NPU_ALLOC_CONF = .*unset PYTORCH_NPU_ALLOC_CONF"):
+        replace(NPU, environment={}, more_environment=dict).set_environment()
+
+
+def test_a_login_node_with_the_wheel_is_no_npu(monkeypatch):
+    monkeypatch.setattr(npu.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(npu, "glob", lambda pattern: [])
+    assert "/dev/davinci0" in NPU.missing()
+    monkeypatch.setattr(npu, "glob", lambda pattern: ["/dev/davinci0"])
+    assert NPU.missing() == ""
+
+
+def test_custom_operators_are_known_before_the_device_is_touched(monkeypatch, tmp_path):
+    vendor = tmp_path / "_cann_ops_custom" / "vendors" / "custom_transformer"
+    vendor.mkdir(parents=True)
+
+    class Found:
+        submodule_search_locations = (str(tmp_path),)
+
+    monkeypatch.setattr(npu.importlib.util, "find_spec", lambda name: Found())
+    monkeypatch.setenv("ASCEND_CUSTOM_OPP_PATH", "/mine")
+    npu._custom_operators()
+    npu._custom_operators()
+    assert os.environ["ASCEND_CUSTOM_OPP_PATH"].split(":") == [str(vendor), "/mine"]
+    assert Path(vendor).is_dir()
