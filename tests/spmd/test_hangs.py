@@ -22,7 +22,7 @@ def forever(sample):
 # Kind of tests/spmd/hang_ranks.py, the rank that gets stuck, and what the report says of it.
 KINDS = [
     ("stopped", 1, r"rank 1 is stopped by a signal \(process state T\)"),
-    ("stopped", 0, r"rank 0 is stopped by a signal \(process state T\)"),
+    pytest.param("stopped", 0, r"rank 0 is stopped by a signal \(process state T\)", marks=pytest.mark.slow),
     ("loop", 1, r"rank 1 computes and makes no progress: an endless loop"),
     ("lock", 1, r"rank 1 runs \(process state R\) and lets no other thread of its Python work"),
     ("grader", 1, r"rank 1 waits for a grader: reward \S+:forever, sample 8123, in process \d+"),
@@ -36,6 +36,8 @@ GRACE_SECONDS = 5.0
 
 APART = ("apart", 0)
 """It loops where the others are through with the verb."""
+NIGHTLY = [("stopped", 0), APART]
+"""Launched for the slow tests only."""
 
 
 @dataclass
@@ -56,12 +58,14 @@ class Hung:
 
 
 @pytest.fixture(scope="module")
-def hung(tmp_path_factory):
+def hung(request, tmp_path_factory):
     """All kinds at once: what takes long is the start of Python."""
     root = tmp_path_factory.mktemp("hangs")
     (root / "rule.py").write_text(RULE)
     running = {}
-    for kind, rank in [*(one[:2] for one in KINDS), LATE, APART]:
+    kinds = [("stopped", 1), ("loop", 1), ("lock", 1), ("grader", 1), LATE]
+    nightly = any("slow" in item.keywords for item in request.session.items if item.path == request.path)
+    for kind, rank in kinds + (NIGHTLY if nightly else []):
         directory = root / f"{kind}{rank}"
         directory.mkdir()
         asked = {
@@ -161,6 +165,7 @@ def test_a_timeout_of_the_control_group_ends_in_the_same_report(hung):
     assert "main (" in run.report and run.status != 0
 
 
+@pytest.mark.slow
 def test_rank_0_is_blamed_while_another_waits_for_it_to_take_an_answer(hung):
     report = hung[APART].report
     assert "the deadline of update (hang.deadline_seconds)" in report
