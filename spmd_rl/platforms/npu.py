@@ -225,6 +225,8 @@ NPU = Platform(
     visible_devices_variable="ASCEND_RT_VISIBLE_DEVICES",
     device_count=_device_count,
     synchronize=lazily("torch:npu.synchronize"),
+    # The vendor does not promise it; a sum that saturates would depend on its order.
+    wraps_integers=False,
     # CPU binding would rebind the threads of the trainer too; eager until graphs were run on the device.
     engine_options={
         "enable_sleep_mode": True,

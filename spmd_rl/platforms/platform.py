@@ -90,6 +90,8 @@ class Platform:
     """Wait until the device has done all that was asked of it."""
     repeats_exactly: bool = False
     """The same run twice gives the same bits."""
+    wraps_integers: bool = True
+    """Its sums and products of whole numbers wrap around, as checksums count on; else those are made on the host."""
     engine_options: Mapping[str, object] = field(default_factory=dict)
     """Options of `vllm.LLM` that only this machine needs."""
     engine_model_options: Callable[[str, ModelShape, int, str], dict[str, object]] = lambda *model: {}

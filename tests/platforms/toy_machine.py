@@ -74,6 +74,7 @@ TOY = Platform(
     patched_as="cpu",
     # What waits on the host has no memory meanwhile: whoever reads it then reads nothing.
     offloads=True,
+    wraps_integers=False,
     synchronize=lambda: time.sleep(0),
     engine_options={"enforce_eager": True, "block_size": 32},
     engine_sleeps=False,

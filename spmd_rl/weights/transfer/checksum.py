@@ -181,18 +181,26 @@ class _Band:
     @torch.no_grad()
     def _update_by_torch(self, tensor: torch.Tensor, read: tuple[int, int, int], sums: torch.Tensor) -> None:
         """Do what row_sums of platforms/cpu_row_sums.py does, on any device, in few large kernels."""
-        if tensor.device not in self._arrays:
-            self._arrays[tensor.device] = tuple(part.to(tensor.device) for part in self._arrays[torch.device("cpu")])
-        (rows, weights, boxes), columns = self._arrays[tensor.device]
+        # Where whole numbers are added and multiplied modulo a power of two, whatever the order.
+        place = tensor.device if current().wraps_integers else torch.device("cpu")
+        rows = self._arrays_on(tensor.device)[0][0]
+        (_, weights, boxes), columns = self._arrays_on(place)
         matrix = tensor.view(_INTEGERS[tensor.element_size()]).reshape(-1, 1 if self._flat else tensor.shape[-1])
         every, first, last = read
-        sums.zero_()
+        total = torch.zeros_like(sums, device=place)
         step = max(1, _ELEMENTS // self._width)
         for begin, end in ((0, every), (first, last)):
             for low in range(begin, end, step):
                 here = slice(low, min(low + step, end))
-                some = matrix.index_select(0, rows[here])[:, self._low : self._low + self._width]
-                sums.index_add_(0, boxes[here], (some * columns).sum(1, dtype=torch.int64) * weights[here])
+                some = matrix.index_select(0, rows[here])[:, self._low : self._low + self._width].to(place)
+                total.index_add_(0, boxes[here], (some * columns).sum(1, dtype=torch.int64) * weights[here])
+        sums.copy_(total)
+
+    def _arrays_on(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        if device not in self._arrays:
+            table, columns = self._arrays[torch.device("cpu")]
+            self._arrays[device] = table.to(device), columns.to(device)
+        return self._arrays[device]
 
 
 _Columns = tuple[bool, tuple[int, int], int]
