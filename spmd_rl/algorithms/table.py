@@ -20,7 +20,7 @@ from spmd_rl.algorithms.curation import all_samples, teaching_samples
 from spmd_rl.algorithms.reduce import fixed_length, sequence_mean, sequence_sum, token_mean
 from spmd_rl.config.config import AlgorithmConfig
 from spmd_rl.config.functions import FunctionTable
-from spmd_rl.errors import Problem
+from spmd_rl.errors import ConfigError, Problem, refuse
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -148,14 +148,23 @@ def unknown_algorithms(algorithm: AlgorithmConfig) -> list[Problem]:
 def try_algorithms(algorithm: AlgorithmConfig) -> None:
     """Find every function and try those that need no tensors, on two groups of which one teaches.
 
-    Raises ValueError that says the setting, what was tried, and why it can't be used.
+    Raises ConfigError that says of each that can't be used the setting, what was tried, and why.
     """
-    groups, rewards = [0, 0, 1, 1], [0.0, 1.0, 0.5, 0.5]
-    find_advantage(algorithm)(groups, rewards, tokens=[1, 2, 3, 4], baselines=rewards)
-    find_curation(algorithm)(groups, rewards)
-    find_reduction(algorithm, 4)([1, 2, 3, 4])
-    find_loss(algorithm)
-    find_correction(algorithm)
+    groups, rewards, tokens = [0, 0, 1, 1], [0.0, 1.0, 0.5, 0.5], [1, 2, 3, 4]
+    tries: tuple[Callable[[], object], ...] = (
+        lambda: find_advantage(algorithm)(groups, rewards, tokens=tokens, baselines=rewards),
+        lambda: find_curation(algorithm)(groups, rewards),
+        lambda: find_reduction(algorithm, max(tokens))(tokens),
+        lambda: find_loss(algorithm),
+        lambda: find_correction(algorithm),
+    )
+    problems: list[Problem] = []
+    for attempt in tries:
+        try:
+            attempt()
+        except ConfigError as error:
+            problems += error.problems
+    refuse(problems)
 
 
 def _checked(table: FunctionTable[Any], name: str, **settings: Any) -> Callable[..., list[Any]]:

@@ -58,7 +58,7 @@ def notes(config: Config, world_size: int) -> list[str]:
         if getattr(rollout, knob) != off:
             said.append(
                 f"rollout.{knob} = {getattr(rollout, knob)}: samples are drawn from a part of the distribution; "
-                "training computes log-probabilities over all of it"
+                "training computes log-probabilities over all of it, and algorithm.correction weighs the tokens less"
             )
     return said + algorithm_notes(config.algorithm) + checkpoint_notes(config)
 

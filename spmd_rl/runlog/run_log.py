@@ -291,7 +291,7 @@ class RunLog:
 
     def _places(self) -> dict[str, Path]:
         places = {"metrics": METRICS, "samples": SAMPLES, "evaluations": EVALUATIONS, "tensorboard": "tensorboard"}
-        places |= {"w&b": "wandb", "model": "hf"}
+        places |= {"skipped": SKIPPED, "w&b": "wandb", "model": "hf"}
         return {name: self.run_dir / place for name, place in places.items() if (self.run_dir / place).exists()}
 
 

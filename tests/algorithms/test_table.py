@@ -119,6 +119,14 @@ def test_an_answer_that_is_no_advantage_is_found_out_in_a_run(own):
         estimate([0, 0], [0.5, 7.0])
 
 
+def test_all_functions_that_cannot_be_used_are_told_at_once():
+    wrong = {"advantage": "nowhere.py:f", "curation": "no.module:f", "loss": "gspo(what=1)"}
+    with pytest.raises(ValueError) as error:
+        try_algorithms(AlgorithmConfig(correction="token_mask(low=2.0)", **wrong))
+    knobs = [line.partition(":")[0] for line in str(error.value).splitlines()]
+    assert knobs == [f"algorithm.{knob}" for knob in ("advantage", "curation", "loss", "correction")]
+
+
 def test_a_loss_of_the_users_is_given_the_settings_that_it_names(own):
     loss = find_loss(
         AlgorithmConfig(loss=own("def f(a, b, c, d, e, *, clip_low): return clip_low, {}\n"), clip_low=0.1)
