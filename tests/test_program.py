@@ -109,6 +109,19 @@ def test_a_reward_rule_that_cannot_be_imported_is_named(tiny_models, capsys):
     assert "no_such_module" in cannot_start(capsys, "--model.path", tiny_models["llama"], *rules)
 
 
+def test_a_benchmark_that_is_trained_on_is_said(tiny_models, tmp_path):
+    rows = [f'{{"prompt": "What is {n}+1?", "answer": "{n + 1}"}}\n' for n in range(40)]
+    for name, part in (("train", rows), ("held", rows[38:] + ['{"prompt": "New?", "answer": "1"}\n']), ("new", [])):
+        (tmp_path / f"{name}.jsonl").write_text("".join(part) or '{"prompt": "Other?", "answer": "1"}\n')
+    words = ["--data.source", f"{tmp_path}/train.jsonl", "--data.eval_source", f"{tmp_path}/held.jsonl"]
+    words += ["--evaluation.benchmarks", f"{tmp_path}/new.jsonl"]
+    notes = read_inputs(
+        load_config(["--model.path", tiny_models["llama"], "--train.prompts_per_step", "4", *words])
+    ).notes
+    told = [note for note in notes if note.startswith("benchmark")]
+    assert told == ["benchmark held: 2 of its 3 prompts are among those that are trained on"]
+
+
 def test_a_token_beyond_the_models_embedding_is_refused_with_its_row_and_the_sizes(tiny_models):
     prompts = {"train": [Prompt(0, (1, 514), "", "", {}, "a"), Prompt(3, (5, 515), "", "", {}, "b.jsonl")]}
     inputs = Inputs(load_tokenizer(tiny_models["llama"]), prompts)

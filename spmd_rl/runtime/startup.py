@@ -90,11 +90,21 @@ def read_inputs(config: Config) -> Inputs:
         return Inputs(
             tokenizer,
             prompts,
-            [note for part in loaded.values() for note in part.notes],
+            [*(note for part in loaded.values() for note in part.notes), *trained_on(prompts, names)],
             PromptOrder(sizes, config.run.seed, config.data.shuffle, weights),
             [Benchmark(name, split, len(prompts[split])) for split, name in names.items()],
             _read_reward_models(config, tokenizer, prompts["train"]),
         )
+
+
+def trained_on(prompts: Mapping[str, Sequence[Prompt]], names: Mapping[str, str]) -> list[str]:
+    """Say of each benchmark how many of its prompts are trained on; `names`: of the splits that are benchmarks."""
+    trained = {prompt.token_ids for prompt in prompts["train"]}
+    return [
+        f"benchmark {name}: {count} of its {len(prompts[split])} prompts are among those that are trained on"
+        for split, name in names.items()
+        if (count := sum(prompt.token_ids in trained for prompt in prompts[split]))
+    ]
 
 
 def _read_reward_models(config: Config, tokenizer: Any, prompts: Sequence[Prompt]) -> dict[str, Reader]:
