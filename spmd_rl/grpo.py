@@ -21,7 +21,7 @@ def run_grpo(config: Config, session: Session) -> None:
         step.exchange(batch)  # one all-to-all of tokens to balanced, packed micro-batches
         in_reward = algorithm.kl_in_reward
         step.score("policy", when=step.off_policy or in_reward)  # before the first mini-batch: the ratio needs it
-        step.score("reference", when=algorithm.kl_coefficient > 0)
+        step.score("reference", when=algorithm.uses_reference)
         rewards = step.rewards_with_kl() if in_reward else batch.rewards
         with step.timed(Phase.ADVANTAGE):
             advantages = estimate(batch.groups, rewards, tokens=batch.loss_tokens, baselines=batch.baselines)
@@ -32,4 +32,4 @@ def run_grpo(config: Config, session: Session) -> None:
 
 
 if __name__ == "__main__":
-    main(run_grpo)
+    main(run_grpo, critic=False)

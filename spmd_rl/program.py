@@ -7,6 +7,7 @@ given the configuration and a session, as spmd_rl/grpo.py's is.
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -84,8 +85,11 @@ class Program(Protocol):
         """Control the ranks, on rank 0, up to the verb stop."""
 
 
-def main(loop: Loop, arguments: list[str] | None = None) -> None:
-    """Train with a loop; the exit status is 2 where the user can fix what is wrong."""
+def main(loop: Loop, arguments: list[str] | None = None, critic: bool | None = None) -> None:
+    """Train with a loop; the exit status is 2 where the user can fix what is wrong.
+
+    `critic`: whether the loop is for a critic's advantages (algorithm.advantage = gae); None: for any.
+    """
     preemption_event()
     trainings: list[Training] = []
 
@@ -93,7 +97,8 @@ def main(loop: Loop, arguments: list[str] | None = None) -> None:
         trainings.append(Training(*settings, loop))
         run_rank(trainings[0], started)
 
-    launch(configure, live, arguments, last_words=lambda: trainings[0].last_words() if trainings else "")
+    prepare = partial(configure, critic=critic)
+    launch(prepare, live, arguments, last_words=lambda: trainings[0].last_words() if trainings else "")
 
 
 def run_rank(program: Program, started: Started) -> None:

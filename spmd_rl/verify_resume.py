@@ -149,7 +149,7 @@ def _launched(plan: Plan, config: Config, run_dir: Path, name: str, max_restarts
     file.touch(0o600)  # the secrets are in it
     file.write_text(dump(_set(config, run={"dir": str(run_dir)}), hide=False))
     output = plan.directory / f"{run_dir.name}_{name}.log"
-    return LaunchedRun(["--config", str(file)], run_dir, output, plan.ranks, max_restarts)
+    return LaunchedRun(["--config", str(file)], run_dir, output, plan.ranks, max_restarts, config.program)
 
 
 def _require(run: LaunchedRun, timeout_seconds: float) -> None:

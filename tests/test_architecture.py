@@ -10,7 +10,7 @@ PACKAGE = ROOT / "spmd_rl"
 
 # From the top down; what stands in one row does not import each other.
 LAYERS = (
-    ("api", "grpo", "plan", "evaluate", "chat", "verify_resume"),
+    ("api", "grpo", "ppo", "plan", "evaluate", "chat", "verify_resume"),
     ("serve", "analysis"),
     ("program", "doctor"),
     ("runtime", "testing"),
@@ -59,6 +59,7 @@ TORCH_FREE_THEMSELVES = (
     "evaluation",
     "analysis",
     "grpo",
+    "ppo",
     "evaluate",
     "chat",
     "serve",
@@ -219,7 +220,14 @@ def test_loading_a_torch_free_part_loads_nothing_that_imports_torch():
     }
     parts = [name for name in by_name if name.split(".")[1:2] and name.split(".")[1] in TORCH_FREE]
     # What is wrong with the settings is said without waiting for torch, whatever the program.
-    parts += ["spmd_rl.grpo", "spmd_rl.evaluate", "spmd_rl.chat.__main__", "spmd_rl.program", "spmd_rl.serve"]
+    parts += [
+        "spmd_rl.grpo",
+        "spmd_rl.ppo",
+        "spmd_rl.evaluate",
+        "spmd_rl.chat.__main__",
+        "spmd_rl.program",
+        "spmd_rl.serve",
+    ]
     assert {name: found for name in parts if (found := sorted(loads(name) & with_torch))} == {}
 
 

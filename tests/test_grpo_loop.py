@@ -16,6 +16,7 @@ from spmd_rl.config.config import (
     RunConfig,
     TrainConfig,
 )
+from spmd_rl.config.critic_config import CriticConfig
 from spmd_rl.controller.session import RunContext, Session
 from spmd_rl.data.sources.order import PromptOrder
 from spmd_rl.data.tickets import SampleReward, Ticket
@@ -195,7 +196,9 @@ def drive(tmp_path, capsys):
     return run
 
 
-def configured(steps: int, algorithm=None, train=None, checkpoint=None, evaluation=None, run=None) -> Config:
+def configured(
+    steps: int, algorithm=None, train=None, checkpoint=None, evaluation=None, run=None, critic=None
+) -> Config:
     few = {"steps": steps, "prompts_per_step": PROMPTS, "tokens_per_microbatch": 100, "learning_rate": 1e-3}
     quiet = {"wandb": "off", "tensorboard": False, "samples_logged": 0, "export_hf": False}
     return Config(
@@ -205,6 +208,7 @@ def configured(steps: int, algorithm=None, train=None, checkpoint=None, evaluati
         algorithm=AlgorithmConfig(**{"samples_per_prompt": SAMPLES} | (algorithm or {})),
         checkpoint=CheckpointConfig(**checkpoint or {}),
         evaluation=EvaluationConfig(**evaluation or {}),
+        critic=CriticConfig(**critic or {}),
     )
 
 

@@ -21,7 +21,13 @@ USED_ELSEWHERE = {
     *("_loop", "_slow", "_raise", "_corrupt", "_nan", "_disk_full", "sympy_numeric_eq", "allow_internal_format"),
     *("max_refresh", "trace", "__traceback__", "prompt_ids", "generation_config", "pre_tokenizer", "model_type"),
     *("policy_version", "data_size"),
-    *("dual_clip_loss", "gspo_loss", "rloo_loss", "cispo_loss"),  # the table of losses has them as text
+    *(
+        "dual_clip_loss",
+        "gspo_loss",
+        "rloo_loss",
+        "cispo_loss",
+        "clipped_value_loss",
+    ),  # the table of losses has them as text
 }
 
 

@@ -168,3 +168,15 @@ def test_sizes_are_told_in_the_unit_that_suits_them():
     assert [in_bytes(n) for n in (0, 1, 1536, 5 << 20, 3 << 30, 2 << 40)] == [
         *("0", "1 B", "1.5 KiB", "5.0 MiB", "3.0 GiB", "2.0 TiB"),
     ]
+
+
+def test_a_critic_is_held_beside_the_policy(run):
+    words = ("--world-size", "8", "--parallel.tensor", "8", "--algorithm.advantage", "gae")
+    assert "of the critic" not in run(LLAMA_70B, *words[:-1], "grpo")
+    answer = json.loads(run(LLAMA_70B, *words, "--json"))
+    # The policy's layer over the vocabulary is its own; the critic has a head of one row in its stead.
+    policy, critic = (answer["figures"][f"{name}_bytes"]["most"] for name in ("training", "critic"))
+    assert policy - critic == 2 * 8192 * (128256 // 8 - 1)
+    assert "of the critic" in run(LLAMA_70B, *words)
+    lost = run(LLAMA_70B, *words, "--critic.path", "nowhere")
+    assert "of the critic" not in lost and "critic.path = nowhere: there is no such directory" in lost

@@ -11,6 +11,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from spmd_rl.config.loading import load_config
+
 PHASES = (
     ("weights to vLLM", "reshard_to_infer"),
     ("rollout", "rollout"),
@@ -20,6 +22,8 @@ PHASES = (
     ("exchange", "exchange"),
     ("policy log-probs", "old_log_p"),
     ("reference log-probs", "reference_model"),
+    ("critic's values", "critic_model"),
+    ("critic's update", "update_critic"),
     ("update", "update"),
 )
 RATES = (
@@ -33,7 +37,8 @@ RATES = (
 def run(config: Path, ranks: int, steps: int, overrides: list[str], directory: Path) -> list[dict[str, float]]:
     """The rows of a run of `steps` steps."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)]
-    command += ["-m", "spmd_rl.grpo", "--config", str(config), *overrides]
+    words = ["--config", str(config), *overrides]
+    command += ["-m", load_config(words).program, *words]
     command += ["--train.steps", str(steps), "--run.dir", str(directory)]
     for name in ("evaluation.before", "evaluation.after", "run.export_hf", "run.tensorboard"):
         command += [f"--{name}", "False"]

@@ -2,6 +2,19 @@
 
 import math
 
+from spmd_rl.config.config import Config
+
+
+def learning_rates(config: Config, step: int) -> dict[str, float]:
+    """Return the learning rate of each model that learns, by its name."""
+    train, critic, steps = config.train, config.critic, config.train.steps
+    peak, floor, warmup_steps = train.learning_rate, train.min_learning_rate, train.warmup_steps
+    rates = {"policy": learning_rate(step, peak, floor, train.schedule, warmup_steps, steps)}
+    if config.algorithm.uses_critic:
+        peak, floor, warmup_steps = critic.learning_rate, critic.min_learning_rate, critic.learning_rate_warmup_steps
+        rates["critic"] = learning_rate(step, peak, floor, critic.schedule, warmup_steps, steps)
+    return rates
+
 
 def learning_rate(step: int, peak: float, floor: float, schedule: str, warmup_steps: int, steps: int) -> float:
     """Return the learning rate of `step` (from 0): linear warm-up, then constant, linear or cosine decay.

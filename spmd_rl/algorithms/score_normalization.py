@@ -24,16 +24,21 @@ class Moments:
         return math.sqrt(self.squares / (self.count - 1)) if self.count > 1 else 0.0
 
     def with_more(self, scores: Sequence[float]) -> "Moments":
-        """These scores and more, as if all had come together (Chan, Golub and LeVeque 1979, eq. 2.1)."""
+        """These scores and more, as if all had come together."""
         if not scores:
             return self
         mean = math.fsum(scores) / len(scores)
-        squares = math.fsum((score - mean) ** 2 for score in scores)
-        count, distance = self.count + len(scores), mean - self.mean
+        return self.joined(Moments(len(scores), mean, math.fsum((score - mean) ** 2 for score in scores)))
+
+    def joined(self, other: "Moments") -> "Moments":
+        """Return the moments of both together (Chan, Golub and LeVeque 1979, eq. 2.1)."""
+        if not other.count:
+            return self
+        count, distance = self.count + other.count, other.mean - self.mean
         return Moments(
             count,
-            self.mean + distance * len(scores) / count,
-            self.squares + squares + distance**2 * self.count * len(scores) / count,
+            self.mean + distance * other.count / count,
+            self.squares + other.squares + distance**2 * self.count * other.count / count,
         )
 
 

@@ -88,6 +88,12 @@ CORRECTIONS: FunctionTable[Correction] = FunctionTable(
     },
     arguments=3,
 )
+ValueLoss = Callable[["Tensor", "Tensor", "Tensor"], tuple["Tensor", "Tensor"]]
+"""(values, values before the update, returns), each [N] over response tokens -> the loss [N], and where it was clipped
+[N]; may take value_clip. See value_loss.clipped_value_loss."""
+VALUE_LOSSES: FunctionTable[ValueLoss] = FunctionTable(
+    "algorithm.value_loss", "loss", {"clipped": "spmd_rl.algorithms.value_loss:clipped_value_loss"}, arguments=3
+)
 
 
 def find_advantage(algorithm: AlgorithmConfig) -> Advantage:
@@ -122,11 +128,16 @@ def find_reduction(algorithm: AlgorithmConfig, max_response_length: int) -> Redu
 
 
 def find_loss(algorithm: AlgorithmConfig) -> Loss:
-    """Return what computes the loss at each response token; this imports torch, as the next does."""
+    """Return what computes the loss at each response token; this imports torch, as the next ones do."""
     settings = {name: getattr(algorithm, name) for name in LOSS_SETTINGS}
     if algorithm.kl_in_reward:  # there it is, and not here too
         settings["kl_coefficient"] = 0.0
     return LOSSES.find(algorithm.loss, **settings)
+
+
+def find_value_loss(algorithm: AlgorithmConfig) -> ValueLoss:
+    """Return what computes the critic's loss at each response token."""
+    return VALUE_LOSSES.find(algorithm.value_loss, value_clip=algorithm.value_clip)
 
 
 def find_correction(algorithm: AlgorithmConfig) -> Correction:
@@ -136,8 +147,12 @@ def find_correction(algorithm: AlgorithmConfig) -> Correction:
 
 def unknown_algorithms(algorithm: AlgorithmConfig) -> list[Problem]:
     """Return what is wrong with names that nothing has; no function of the user's is imported."""
-    chosen: list[tuple[FunctionTable[Any], str]] = [(ADVANTAGES, algorithm.advantage), (CURATIONS, algorithm.curation)]
-    chosen += [(REDUCTIONS, algorithm.loss_reduction), (LOSSES, algorithm.loss), (CORRECTIONS, algorithm.correction)]
+    # GAE is no function of rewards alone: it is computed where the values are.
+    estimates: list[tuple[FunctionTable[Any], str]] = [(ADVANTAGES, algorithm.advantage)]
+    if algorithm.uses_critic:
+        estimates = [(VALUE_LOSSES, algorithm.value_loss)]
+    chosen = [*estimates, (CURATIONS, algorithm.curation), (REDUCTIONS, algorithm.loss_reduction)]
+    chosen += [(LOSSES, algorithm.loss), (CORRECTIONS, algorithm.correction)]
     problems = [problem for table, name in chosen for problem in table.unknown(name)]
     if algorithm.drop_uniform_groups and algorithm.curation not in ("all", "teaching"):
         met, way = "algorithm.drop_uniform_groups = true is the curation `teaching`", "leave one of the two out"
@@ -152,7 +167,11 @@ def try_algorithms(algorithm: AlgorithmConfig) -> None:
     """
     groups, rewards, tokens = [0, 0, 1, 1], [0.0, 1.0, 0.5, 0.5], [1, 2, 3, 4]
     tries: tuple[Callable[[], object], ...] = (
-        lambda: find_advantage(algorithm)(groups, rewards, tokens=tokens, baselines=rewards),
+        lambda: (
+            find_value_loss(algorithm)
+            if algorithm.uses_critic
+            else find_advantage(algorithm)(groups, rewards, tokens=tokens, baselines=rewards)
+        ),
         lambda: find_curation(algorithm)(groups, rewards),
         lambda: find_reduction(algorithm, max(tokens))(tokens),
         lambda: find_loss(algorithm),

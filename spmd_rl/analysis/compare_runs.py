@@ -18,6 +18,8 @@ MEASURED += ("rollout/imbalance_fraction", "restart/", "process/")
 _LAYOUT = ("update/imbalance_fraction", "update/padding_fraction")
 _FLOATS = {"F64": "<f8", "F32": "<f4", "F16": "<f2"}
 
+_CRITIC = "hf_critic"
+
 Everything = range(0, 1 << 62)
 
 
@@ -199,16 +201,19 @@ class _Parameter:
 
 
 def _parameters(run_dir: Path) -> dict[str, _Parameter]:
-    """Of the exported model. The format: a length of 8 bytes, JSON of that length, the tensors."""
+    """Of the exported model, and critic. The format: a length of 8 bytes, JSON of that length, the tensors."""
     found = {}
-    for file in sorted((run_dir / "hf").glob("*.safetensors")):
+    for file in [*sorted((run_dir / "hf").glob("*.safetensors")), *sorted((run_dir / _CRITIC).glob("*.safetensors"))]:
+        of = "" if file.parent.name == "hf" else f"{_CRITIC}: "
         with file.open("rb") as stream:
             size = int.from_bytes(stream.read(8), "little")
             header = json.loads(stream.read(size))
         for name, entry in header.items():
             if name != "__metadata__":
                 start, end = entry["data_offsets"]
-                found[name] = _Parameter(file, entry["dtype"], tuple(entry["shape"]), 8 + size + start, end - start)
+                found[of + name] = _Parameter(
+                    file, entry["dtype"], tuple(entry["shape"]), 8 + size + start, end - start
+                )
     return found
 
 
@@ -226,7 +231,7 @@ def _weight_differences(run_a: Path, run_b: Path, done: Compared) -> Iterator[st
         if (one.dtype, one.shape) != (other.dtype, other.shape):
             yield f"hf: parameter {name} is {one.dtype} {one.shape} and {other.dtype} {other.shape}"
         elif not np.array_equal(one.bytes(), other.bytes()):
-            yield f"hf/{one.file.name}: parameter {name}{_where(one, other)}"
+            yield f"{one.file.parent.name}/{one.file.name}: parameter {name}{_where(one, other)}"
 
 
 def _where(one: _Parameter, other: _Parameter) -> str:

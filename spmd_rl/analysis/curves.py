@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from spmd_rl.config.loading import read_settings
-from spmd_rl.config.names import Phase
+from spmd_rl.config.names import REWARDS, Phase
 from spmd_rl.runlog.run_dir import METRICS
 
 TRAINING_ACCURACY = "reward/cause/correct"
@@ -16,7 +16,7 @@ CORRECTED = "samples/corrected_fraction"
 """Not in metrics.jsonl: the fraction of a step's written samples that correct themselves."""
 
 WANTED = (
-    ("reward", ("grpo/rewards/mean", "ppo/rewards/mean")),
+    ("reward", REWARDS),
     ("accuracy while training", (TRAINING_ACCURACY,)),
     ("response length, tokens", ("response_length/mean",)),
     ("entropy", ("actor/entropy",)),
@@ -24,10 +24,10 @@ WANTED = (
 # Phases never overlap; `timing/rule_reward` and the like, which are hidden behind others, are none.
 PHASES = (
     ("rollout", (Phase.ROLLOUT,)),
-    ("update", (Phase.UPDATE, "update_critic")),
+    ("update", (Phase.UPDATE, Phase.CRITIC_UPDATE)),
     ("log-probabilities before", (Phase.POLICY_LOGPROBS,)),
     ("reference", (Phase.REFERENCE_LOGPROBS,)),
-    ("critic", ("critic_model",)),
+    ("critic", (Phase.CRITIC_VALUES,)),
     ("waiting for graders", ("non_overlap_rule_reward",)),
     ("refresh and switching", (Phase.TO_ROLLOUT, Phase.TO_TRAINING)),
 )

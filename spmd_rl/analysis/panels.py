@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from spmd_rl.analysis.curves import CORRECTED, TRAINING_ACCURACY, Run
+from spmd_rl.config.names import REWARDS
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ _LOSS = (
     Panel("Value loss", "loss", ("critic/vf_loss",)),
     Panel("Gradient norm before clipping", "norm", ("grad_norm",), from_zero=True),
 )
-_REWARD = Panel("Reward, mean of a step's samples", "reward", ("grpo/rewards/mean", "ppo/rewards/mean"))
+_REWARD = Panel("Reward, mean of a step's samples", "reward", REWARDS)
 _CORRECT = Panel("Correct samples while training", "samples", (TRAINING_ACCURACY,), fraction=True)
 _SPREAD = ("response_length/min", "response_length/max")
 _LENGTH = (
@@ -38,6 +39,12 @@ _KL = (
     Panel("KL to the policy before the update", "nats per token", ("actor/ppo_kl",)),
     Panel(_GAP, "nats", ("correction/logprob_gap_mean",), from_zero=True),
 )
+_CRITIC = (
+    Panel("Values", "reward", ("critic/values/mean",), spread=("critic/values/min", "critic/values/max")),
+    Panel("Returns", "reward", ("critic/returns/mean",), spread=("critic/returns/min", "critic/returns/max")),
+    Panel("Variance of the returns that the values explain", "fraction", ("critic/explained_variance",)),
+    Panel("Weight of the KL penalty", "weight", ("kl/beta",), from_zero=True),
+)
 _ENTROPY = Panel("Entropy of the policy", "nats per token", ("actor/entropy",), from_zero=True)
 _MARKED = Panel("Written samples with a marker of self-correction", "samples", (CORRECTED,), fraction=True)
 
@@ -48,8 +55,10 @@ def topics(runs: Sequence[Run]) -> list[tuple[str, str, Sequence[Panel]]]:
     def union(prefix: str, suffix: str = "") -> list[str]:
         return list(dict.fromkeys(name for run in runs for name in run.measured(prefix, suffix)))
 
-    rules = [name for loop in ("grpo", "ppo") for name in union(f"{loop}/", "_rewards/mean")]
-    by_rule = [Panel(f"Rule {name.split('/')[1].removesuffix('_rewards')}", "score", (name,)) for name in rules]
+    rules: dict[str, list[str]] = {}  # an algorithm's own name of it may stand before
+    for name in union("", "_rewards/mean"):
+        rules.setdefault(name.split("/")[-2].removesuffix("_rewards"), []).append(name)
+    by_rule = [Panel(f"Rule {rule}", "score", tuple(names)) for rule, names in rules.items()]
     evaluations = [n for n in union("eval/") if n.endswith("/accuracy") or "pass_at" in n or "pass@" in n]
     held_out = [
         Panel(f"Held-out {' '.join(name.split('/')[1:])}".replace("_", " "), "problems", (name,), fraction=True)
@@ -61,6 +70,7 @@ def topics(runs: Sequence[Run]) -> list[tuple[str, str, Sequence[Panel]]]:
         ("response_length.png", "Response length", _LENGTH),
         ("kl.png", "KL divergence", _KL),
         ("entropy.png", "Entropy", (_ENTROPY,)),
+        ("critic.png", "Critic", _CRITIC),
         ("evaluation.png", "Evaluation", held_out),
         ("self_correction.png", "Samples that correct themselves", (_MARKED,)),
     ]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from spmd_rl.config.check_algorithm import algorithm_notes, algorithm_problems
 from spmd_rl.config.check_checkpoint import checkpoint_notes, checkpoint_problems
+from spmd_rl.config.check_critic import ppo_notes, ppo_problems
 from spmd_rl.config.check_data import data_problems
 from spmd_rl.config.check_hang import hang_problems
 from spmd_rl.config.check_model import model_problems
@@ -31,6 +32,7 @@ def check(config: Config, world_size: int, model: ModelShape | None) -> list[Pro
     if min(sizes) >= 1:
         problems += _layout(config, world_size) + _batches(config, world_size)
         problems += model_problems(config, model) if model is not None else []
+        problems += ppo_problems(config, model)
     problems += checkpoint_problems(config, [*knobs(Config), *settings(config)]) + hang_problems(config.hang)
     problems += algorithm_problems(config)
     problems += data_problems(config) + _rewards(config) + reward_model_problems(config) + _files(config)
@@ -60,7 +62,7 @@ def notes(config: Config, world_size: int) -> list[str]:
                 f"rollout.{knob} = {getattr(rollout, knob)}: samples are drawn from a part of the distribution; "
                 "training computes log-probabilities over all of it, and algorithm.correction weighs the tokens less"
             )
-    return said + algorithm_notes(config.algorithm) + checkpoint_notes(config)
+    return said + algorithm_notes(config.algorithm) + ppo_notes(config) + checkpoint_notes(config)
 
 
 def _layout(config: Config, world_size: int) -> list[Problem]:

@@ -167,6 +167,18 @@ def training_problems(parallel: ParallelConfig, model: ModelShape, whose: str = 
     return problems
 
 
+def room_problems(config: Config, whose: str, shape: ModelShape) -> list[Problem]:
+    """Return where the ranks can't share a model beside the policy as they share it, or samples are too long for it."""
+    problems = training_problems(config.parallel, shape, whose)
+    longest = config.data.max_prompt_length + config.rollout.max_response_length
+    if longest > shape.max_positions:
+        value = f"{config.data.max_prompt_length} + {config.rollout.max_response_length}"
+        met = f"{whose} has {shape.max_positions} positions"
+        knob = "data.max_prompt_length + rollout.max_response_length"
+        problems.append(Problem(knob, value, met, "lower one of them"))
+    return problems
+
+
 def _stages(parallel: ParallelConfig) -> tuple[str, str]:
     """Return the knobs and values of the number of stages."""
     if parallel.virtual == 1:

@@ -1,6 +1,6 @@
 """Say what a configuration asks of reward models that they cannot give."""
 
-from spmd_rl.config.check_model import training_problems
+from spmd_rl.config.check_model import room_problems
 from spmd_rl.config.config import Config
 from spmd_rl.config.reward_config import RewardModelConfig
 from spmd_rl.config.wording import either, words
@@ -32,7 +32,7 @@ def reward_model_problems(config: Config) -> list[Problem]:
         except ConfigError as error:
             problems += error.problems
         else:
-            problems += _score(name, model, shape) + _room(config, name, shape)
+            problems += _score(name, model, shape) + room_problems(config, f"the reward model {name}", shape)
     return problems
 
 
@@ -55,15 +55,3 @@ def _score(name: str, model: RewardModelConfig, shape: ModelShape) -> list[Probl
     if model.label is not None and not 0 <= model.label < shape.labels:
         return [Problem(knob, model.label, has, f"it can be {labels if shape.labels > 1 else 'left out'}")]
     return []
-
-
-def _room(config: Config, name: str, shape: ModelShape) -> list[Problem]:
-    """Return where the ranks can't share the model as they share the policy, or samples are too long for it."""
-    problems = training_problems(config.parallel, shape, f"the reward model {name}")
-    longest = config.data.max_prompt_length + config.rollout.max_response_length
-    if longest > shape.max_positions:
-        value = f"{config.data.max_prompt_length} + {config.rollout.max_response_length}"
-        met = f"the reward model {name} has {shape.max_positions} positions"
-        knob = "data.max_prompt_length + rollout.max_response_length"
-        problems.append(Problem(knob, value, met, "lower one of them"))
-    return problems

@@ -3,10 +3,13 @@
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Literal
 
+from spmd_rl.config.critic_config import CriticConfig
 from spmd_rl.config.data_config import DataConfig
 from spmd_rl.config.fields import (
     Bounds,
     FiniteFloat,
+    Fraction,
+    FromZeroToOne,
     MayDiffer,
     MustStay,
     NonNegativeFloat,
@@ -18,13 +21,14 @@ from spmd_rl.config.reward_config import RewardConfig
 from spmd_rl.config.rollout_config import RolloutConfig, TopP
 from spmd_rl.platforms import names as platform_names
 
-Fraction = Annotated[float, Bounds(ge=0, lt=1)]
 _SIGN = "a sign of life comes once a second, and later on a machine that is full"
 
 if TYPE_CHECKING:
     PlatformName = str
 else:
     PlatformName = Literal["auto", *platform_names()]
+GAE = "gae"
+"""The advantage of PPO; see AlgorithmConfig.advantage."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +77,13 @@ class AlgorithmConfig:
     """Responses to each prompt: the group that rewards are compared within."""
     advantage: str = "grpo"
     """grpo: reward minus the group's mean (https://arxiv.org/abs/2402.03300). dr_grpo, rloo, reinforce_plus_plus,
-    reinforce_plus_plus_baseline, remax: docs/algorithms.md. Or file.py:function of your own, or
-    package.module:function, with options: it is given the groups and the rewards of a step's samples."""
+    reinforce_plus_plus_baseline, remax: docs/algorithms.md. gae: of each token, from a critic's values, which is PPO:
+    start spmd_rl.ppo. Or file.py:function of your own, or package.module:function, with options: it is given the
+    groups and the rewards of a step's samples."""
+    gamma: FromZeroToOne = 1.0
+    """gae (https://arxiv.org/abs/1506.02438): what a reward is worth a token earlier."""
+    lam: FromZeroToOne = 0.95
+    """gae: 1 trusts the rewards, 0 the critic's value of the next token."""
     advantage_clip: PositiveFloat | None = None
     """Advantages are kept in [-advantage_clip, advantage_clip]. None: as they are."""
     normalize_std: bool = True
@@ -94,9 +103,22 @@ class AlgorithmConfig:
     """Estimator of that divergence from samples (http://joschu.net/blog/kl-approx.html); kl, mse and low_var_kl are
     other names of k1, k2 and k3."""
     kl_in_reward: bool = False
-    """Subtract the divergence, summed over a response, from its reward, in place of adding it to the loss."""
+    """Subtract the divergence from the reward, in place of adding it to the loss: with gae at each token, else its sum
+    over a response."""
+    kl_control: Literal["fixed", "adaptive"] = "fixed"
+    """adaptive: with kl_in_reward, kl_coefficient is where the weight begins, and it is led to kl_target
+    (https://arxiv.org/abs/1909.08593)."""
+    kl_target: PositiveFloat = 100.0
+    """Mean divergence a token that an adaptive weight aims at; usual are 0.01 to 0.1."""
+    kl_horizon: PositiveFloat = 1000.0
+    """Samples over which an adaptive weight moves: a step of n samples changes it by 0.2 n / kl_horizon of itself, at
+    most."""
     entropy_coefficient: FiniteFloat = 0.0
     """Weight of an entropy bonus in the loss."""
+    value_loss: str = "clipped"
+    """gae: the critic's. clipped: half the squared distance to the return. Or a function of your own."""
+    value_clip: NonNegativeFloat = 0.5
+    """gae: in that loss, how far a value may move from what it was before the update. 0: not clipped."""
     loss: str = "grpo"
     """grpo: PPO's clipped surrogate at each token, with the divergence and the entropy. dual_clip, cispo: other bounds
     of the ratio; gspo, rloo: one ratio a response (docs/algorithms.md). Or a function of your own."""
@@ -117,6 +139,16 @@ class AlgorithmConfig:
     """Sample further prompts, so many times in a step at most, until train.prompts_per_step groups are kept by the
     curation: DAPO's dynamic sampling (https://arxiv.org/abs/2503.14476). 0: train on fewer."""
 
+    @property
+    def uses_critic(self) -> bool:
+        """Return True for PPO, which learns from a critic's values."""
+        return self.advantage == GAE
+
+    @property
+    def uses_reference(self) -> bool:
+        """Return True where a divergence from the reference is computed."""
+        return self.kl_coefficient > 0.0
+
 
 @dataclass(frozen=True)
 class TrainConfig:
@@ -125,7 +157,11 @@ class TrainConfig:
     prompts_per_step: PositiveInt = 32
     """Prompts in one round, over all ranks."""
     minibatches: PositiveInt = 1
-    """Optimizer steps per round; divides prompts_per_step. 1: strictly on-policy."""
+    """Optimizer steps per round and epoch; divides prompts_per_step. 1, and one epoch: strictly on-policy."""
+    epochs: PositiveInt = 1
+    """Passes over a round's samples."""
+    shuffle_mini_batch: bool = False
+    """Take the mini-batches of each epoch in an order of its own, drawn from run.seed."""
     learning_rate: NonNegativeFloat = 1e-6
     """At its highest, after the warm-up."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
@@ -253,7 +289,7 @@ class RunConfig:
     wandb_project: str = "spmd_rl"
     """Project of the W&B run."""
     export_hf: bool = True
-    """At the end, write the trained model as a Hugging Face directory into hf/."""
+    """At the end, write the trained model as a Hugging Face directory into hf/, and a critic into hf_critic/."""
 
 
 @dataclass(frozen=True)
@@ -267,6 +303,7 @@ class Config:
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+    critic: CriticConfig = field(default_factory=CriticConfig)
     evaluation: MayDiffer[EvaluationConfig] = field(default_factory=EvaluationConfig)
     checkpoint: MayDiffer[CheckpointConfig] = field(default_factory=CheckpointConfig)
     hang: MayDiffer[HangConfig] = field(default_factory=HangConfig)
@@ -274,6 +311,11 @@ class Config:
     inject: MayDiffer[tuple[str, ...]] = ()
     """Faults to suffer, to see what the run makes of them: kill:rank=1,phase=rollout,step=3 (docs/faults.md). Each
     strikes once."""
+
+    @property
+    def program(self) -> str:
+        """Return the module that torchrun starts for this run."""
+        return "spmd_rl.ppo" if self.algorithm.uses_critic else "spmd_rl.grpo"
 
     @property
     def longest_response(self) -> int:

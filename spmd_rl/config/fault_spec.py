@@ -111,7 +111,11 @@ _PLACES = {
     ("nan", Phase.UPDATE): (Phase.UPDATE, Verb.LEARN),
     ("nan", Phase.ROLLOUT): (Phase.ROLLOUT, Verb.GENERATE),
     ("nan", Phase.CHECKPOINT): (Phase.CHECKPOINT, Verb.BEGIN_CHECKPOINT),
+    ("nan", Phase.CRITIC_UPDATE): (Phase.CRITIC_UPDATE, Verb.LEARN),
 }
+
+
+_UPDATES = (Phase.UPDATE, Phase.CRITIC_UPDATE)
 
 
 def read_fault(text: str) -> Fault:
@@ -130,8 +134,8 @@ def read_fault(text: str) -> Fault:
         if (kind, phase) not in _PLACES:
             places = ", ".join(phase for known, phase in _PLACES if known == kind)
             raise _bad(text, "nothing becomes nan there", f"it can be {places}", "phase", phase)
-        if "of" in values and phase != Phase.UPDATE:
-            raise _bad(text, "it is in phase update", "leave one of them out", "of", values["of"])
+        if "of" in values and phase not in _UPDATES:
+            raise _bad(text, f"it is in phase {' or '.join(_UPDATES)}", "leave one of them out", "of", values["of"])
         values["phase"], values["verb"] = _PLACES[kind, phase]
     return Fault(text, kind, **values)
 
@@ -201,7 +205,10 @@ def _misplaced(fault: Fault, config: Config, world_size: int) -> list[Problem]:
         problem(f"there are {world_size} ranks", f"it can be 0 to {world_size - 1}", "rank", fault.rank)
     if fault.step is not None and fault.step > last:
         problem(f"the run ends after train.steps = {last}", "name an earlier one", "step", fault.step)
-    if fault.rank and fault.phase == Phase.ADVANTAGE:
+    if fault.phase in (Phase.CRITIC_VALUES, Phase.CRITIC_UPDATE) and not config.algorithm.uses_critic:
+        met = f"algorithm.advantage = {config.algorithm.advantage} has no critic"
+        problem(met, "take another", "phase", fault.phase)
+    if fault.rank and fault.phase == Phase.ADVANTAGE and not config.algorithm.uses_critic:
         problem("rank 0 alone is in phase adv", "take rank = 0", "rank", fault.rank)
     if fault.bit >= bits:
         problem(f"a {dtype} has bits 0 to {bits - 1}", "take one of these", "bit", fault.bit)

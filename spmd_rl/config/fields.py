@@ -40,6 +40,8 @@ NonNegativeInt = Annotated[int, Bounds(ge=0)]
 PositiveFloat = Annotated[float, Bounds(gt=0)]
 NonNegativeFloat = Annotated[float, Bounds(ge=0)]
 FiniteFloat = Annotated[float, Bounds()]
+Fraction = Annotated[float, Bounds(ge=0, lt=1)]
+FromZeroToOne = Annotated[float, Bounds(ge=0, le=1)]
 
 
 class Resume(Enum):

@@ -16,6 +16,8 @@ class Verb(StrEnum):
     KEEP_REWARDS = "keep_rewards"
     EXCHANGE = "exchange"
     PUT = "put"
+    ESTIMATE_GAE = "estimate_gae"
+    WHITEN = "whiten"
     SCORE = "score"
     SAMPLE_KL = "sample_kl"
     LEARN = "learn"
@@ -48,10 +50,26 @@ class Phase(StrEnum):
     EXCHANGE = "exchange"
     POLICY_LOGPROBS = "old_log_p"
     REFERENCE_LOGPROBS = "reference_model"
+    CRITIC_VALUES = "critic_model"
+    CRITIC_UPDATE = "update_critic"
     UPDATE = "update"
     CHECKPOINT = "checkpoint"
     EXPORT = "export"
 
+
+ALIASES = {
+    "timing/reshard_to_infer": "timing/resharding_to_infer",
+    "timing/reshard_to_train": "timing/resharding_to_train",
+    "timing/reference_onload": "timing/ref_onload",
+    "timing/reference_offload": "timing/ref_offload",
+    # Neither is ever hidden behind other work.
+    "timing/reference_model": "timing/non_overlap_reference_model",
+    "timing/adv": "timing/non_overlap_adv",
+}
+"""Metrics that are logged under a second name too, which dashboards of MindSpeed-RL have for them."""
+
+REWARDS = ("grpo/rewards/mean", "critic/rewards/mean")
+"""The metric of the mean reward: each algorithm has its own."""
 
 MEMORY_PHASES: dict[str, Phase] = {
     Phase.START: Phase.START,
@@ -59,7 +77,9 @@ MEMORY_PHASES: dict[str, Phase] = {
     Verb.GENERATE: Phase.ROLLOUT,
     Verb.TO_TRAINING: Phase.TO_TRAINING,
     Verb.SCORE: Phase.POLICY_LOGPROBS,
+    f"{Verb.SCORE} critic": Phase.CRITIC_VALUES,
     Verb.LEARN: Phase.UPDATE,
+    f"{Verb.LEARN} critic": Phase.CRITIC_UPDATE,
     Verb.JUDGE: Phase.REWARD_MODEL,
 }
-"""The phase under which the memory of a verb is reported: memory/<phase>/peak_bytes."""
+"""The phase under which the memory of a verb, and a model of its own, is reported: memory/<phase>/peak_bytes."""

@@ -9,6 +9,8 @@ from spmd_rl.config.config import Config
 from spmd_rl.config.fields import Resume, marks
 from spmd_rl.errors import Problem
 
+_SCHEDULES = ("train.schedule", "critic.schedule")
+
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
     """Return dotted name, value before, value now, of the settings that differ; one that is not there is None."""
@@ -45,7 +47,7 @@ def resume_problems(before: Mapping[str, Any], now: Mapping[str, Any], allowed: 
     found = []
     for name, old, new in changes(before, now):
         # More steps are the same run, longer, as long as the learning rate does not depend on where it ends.
-        longer = name == "train.steps" and now.get("train.schedule") == "constant"
+        longer = name == "train.steps" and {now.get(schedule) for schedule in _SCHEDULES} <= {"constant", None}
         may = is_among(name, (*marked(Resume.FREE), *allowed)) and name not in marked(Resume.FIXED)
         if not (may or name in allowed or longer):
             way = "set it back, add it to checkpoint.resume_allow, or begin anew with checkpoint.resume = never"

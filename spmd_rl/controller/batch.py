@@ -68,24 +68,28 @@ class Batch:
         found = {ticket.id: value for ticket, value in zip(self.tickets, values, strict=True)}
         return {ticket.id: found[ticket.id] for ticket in self.to_train()}
 
-    def metrics(self, reward: RewardConfig) -> dict[str, float]:
-        """Return rewards, scores, causes and lengths of the samples, and fractions of their groups."""
-        metrics = sample_metrics(self.tickets, self.scored, reward)
+    def metrics(self, reward: RewardConfig, of: str = "grpo") -> dict[str, float]:
+        """Return rewards, scores, causes and lengths of the samples, and fractions of their groups.
+
+        `of`: what the names of rewards and scores begin with, grpo or critic.
+        """
+        metrics = sample_metrics(self.tickets, self.scored, reward, of)
         metrics |= _spread("grpo/baseline", self.baselines)
         return metrics | group_fractions(self.groups, self.kept, self.correct)
 
 
 def sample_metrics(
-    tickets: Sequence[Ticket], scored: dict[int, SampleReward], reward: RewardConfig
+    tickets: Sequence[Ticket], scored: dict[int, SampleReward], reward: RewardConfig, of: str = "grpo"
 ) -> dict[str, float]:
     """Return the metrics of a step's samples by themselves."""
     scores = [scored[ticket.id] for ticket in tickets]
     rewards = [score.reward for score in scores]
-    metrics = _spread("grpo/rewards", rewards)
+    metrics = _spread(f"{of}/rewards", rewards)
     # The raw score is the weighted sum too; only the scores of reward models may be normalised before they enter it.
-    metrics |= _spread("grpo/score", [_raw(score, reward) for score in scores] if reward.models else rewards)
+    metrics |= _spread(f"{of}/score", [_raw(score, reward) for score in scores] if reward.models else rewards)
     for name, label in (labels(reward.rules) | {name: name for name in reward.models}).items():
-        metrics[f"grpo/{label}_rewards/mean"] = _mean([score.scores[name] for score in scores if name in score.scores])
+        mean = _mean([score.scores[name] for score in scores if name in score.scores])
+        metrics |= {f"{before}{label}_rewards/mean": mean for before in ("", *["grpo/"] * (of == "grpo"))}
     if reward.rules:
         causes = Counter(score.cause for score in scores)
         metrics |= {f"reward/cause/{cause}": causes[cause] / max(len(scores), 1) for cause in CAUSES}

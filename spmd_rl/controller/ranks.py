@@ -4,9 +4,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
+from spmd_rl.algorithms.token_statistics import GAE_SPREADS, Spread, joined
 from spmd_rl.config.names import MEMORY_PHASES, Phase, Verb
 from spmd_rl.controller.planner import Plan
-from spmd_rl.data.answers import Costs, Exchanged, Generated, Graded, Judged, Learned, Progress, Refreshed
+from spmd_rl.data.answers import Costs, Estimated, Exchanged, Generated, Graded, Judged, Learned, Progress, Refreshed
 from spmd_rl.data.digests import UNREADABLE
 from spmd_rl.data.sampling_params import SamplingParams
 from spmd_rl.data.tickets import SampleReward, Ticket
@@ -190,7 +191,7 @@ class Ranks:
     def score(self, model: str) -> dict[str, float]:
         """Have a model give each exchanged sample its log-probabilities, which stay on the ranks. Returns metrics."""
         seconds: dict[str, float] = self._all(Verb.SCORE, model=model)
-        return {f"timing/{model}_{move}": taken for move, taken in seconds.items()}
+        return {f"timing/{move}": taken for move, taken in seconds.items()}
 
     @verb
     def sample_kl(self) -> dict[int, float]:
@@ -200,10 +201,31 @@ class Ranks:
     @verb
     def put(self, field: str, values: Mapping[int, float]) -> None:
         """Set a field of exchanged samples, by id: one number for each of a sample's loss tokens."""
+        self._all(Verb.PUT, self._at_home("values", values), field=field)
+
+    def _at_home(self, name: str, values: Mapping[int, float]) -> list[dict[str, Any]]:
+        """Return of each rank, as an argument of that name, the numbers of the samples that it trains on."""
         parts: dict[int, dict[int, float]] = {data_rank: {} for data_rank in self.worker.data_ranks}
         for sample, value in values.items():
             parts[self._homes[sample]][sample] = value
-        self._all(Verb.PUT, [{"values": parts[data_rank]} for data_rank in self.worker.data_ranks], field=field)
+        return [{name: parts[data_rank]} for data_rank in self.worker.data_ranks]
+
+    @verb
+    def estimate_gae(self, rewards: Mapping[int, float], beta: float) -> tuple[dict[str, Spread], dict[str, float]]:
+        """Give each token of the exchanged samples its advantage and its return, from the critic's values.
+
+        `rewards`: of samples, by id. `beta`: weight of the divergence from the reference in a token's reward. Returns
+        the spread over all ranks of tokens' advantages, returns and values, and of samples' rewards and divergences;
+        and metrics.
+        """
+        found: Estimated = self._all(Verb.ESTIMATE_GAE, self._at_home("rewards", rewards), beta=beta)
+        spreads = {name: joined(Spread.of(told[name]) for told in found.told) for name in GAE_SPREADS}
+        return spreads, {"timing/kl": found.kl_seconds}
+
+    @verb
+    def whiten(self, field: str, mean: float, scale: float) -> None:
+        """Make (value - mean) * scale of a field of all exchanged samples."""
+        self._all(Verb.WHITEN, field=field, mean=mean, scale=scale)
 
     @verb
     def read(self, model: str) -> dict[int, tuple[int, int]]:
@@ -241,6 +263,7 @@ class Ranks:
         metrics |= {name: value for name, value in sums.items() if name.endswith("_loss")}
         metrics |= {
             **learned.maxima,
+            **{f"timing/{move}": taken for move, taken in learned.moves.items()},
             "grad_norm": learned.grad_norm,
             "update/skipped": float(not learned.updated),
         }

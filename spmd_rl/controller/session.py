@@ -1,13 +1,16 @@
 """A run as rank 0 controls it: its steps, and all that happens around them whatever the algorithm."""
 
+import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from spmd_rl.algorithms.schedule import learning_rate
+from spmd_rl.algorithms.kl_controller import KlController
+from spmd_rl.algorithms.schedule import learning_rates
 from spmd_rl.algorithms.table import Reduction
+from spmd_rl.algorithms.token_statistics import gae_metrics, whitening
 from spmd_rl.config.config import Config
 from spmd_rl.config.names import Phase
 from spmd_rl.controller.batch import Batch
@@ -17,6 +20,7 @@ from spmd_rl.controller.ranks import Ranks
 from spmd_rl.controller.reward_models import RewardModels
 from spmd_rl.controller.sampling import Rollout
 from spmd_rl.data.samples import SAMPLES
+from spmd_rl.data.seeds import derived_seed
 from spmd_rl.data.sources.order import PromptOrder
 from spmd_rl.data.tickets import SampleReward, Ticket
 from spmd_rl.evaluation.benchmark import Benchmark, ask_all
@@ -25,8 +29,14 @@ from spmd_rl.runlog.console import untrained_line
 from spmd_rl.runlog.run_log import RunLog, Timed
 
 NOTHING_EXCHANGED = {"bytes/exchange/network": 0.0, "update/padding_fraction": 0.0, "update/imbalance_fraction": 0.0}
-SCORING = {"policy": Phase.POLICY_LOGPROBS, "reference": Phase.REFERENCE_LOGPROBS}
+SCORING = {
+    "policy": Phase.POLICY_LOGPROBS,
+    "reference": Phase.REFERENCE_LOGPROBS,
+    "critic": Phase.CRITIC_VALUES,
+}
 """Names in the metrics of the time that a model scores."""
+UPDATING = {"policy": Phase.UPDATE, "critic": Phase.CRITIC_UPDATE}
+"""The same of the time that it learns."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +67,10 @@ class Session:
         restored = self.checkpoints.restored_state()
         self.prompts_taken: int = restored.get("prompts_taken", 0)
         self.reward_models.load_state_dict(restored.get("reward_models", {}))
+        algorithm = config.algorithm
+        target = algorithm.kl_target if algorithm.kl_control == "adaptive" else None
+        self.kl_control = KlController(algorithm.kl_coefficient, target, algorithm.kl_horizon)
+        self.kl_control.load_state_dict(restored.get("kl_control", {}))
 
     def steps(self) -> Iterator["Step"]:
         """Yield the steps that are left, from where the run goes on; a step ends when the next one is asked for.
@@ -90,7 +104,11 @@ class Session:
 
     def _state(self) -> dict[str, Any]:
         """Return what a continuation needs of rank 0, as JSON."""
-        return {"prompts_taken": self.prompts_taken, "reward_models": self.reward_models.state_dict()}
+        return {
+            "prompts_taken": self.prompts_taken,
+            "reward_models": self.reward_models.state_dict(),
+            "kl_control": self.kl_control.state_dict(),
+        }
 
     def _evaluate(self, step: int) -> None:
         """Ask all held-out questions and keep the answers; the ranks are back in training mode afterwards."""
@@ -112,14 +130,18 @@ class Step:
         """The number counts from 0; the log counts from 1."""
         self.config, self.ranks, self.log = session.config, session.ranks, session.log
         self.timed: Timed = self.log.timed
-        train = self.config.train
-        self.learning_rate = learning_rate(
-            number, train.learning_rate, train.min_learning_rate, train.schedule, train.warmup_steps, train.steps
-        )
+        self.learning_rates = learning_rates(self.config, number)
+        """By the name of the model that learns."""
         self.batch = Batch([], {})
         self.plan: Plan | None = None
         self._scored: dict[int, SampleReward] = {}
-        self._metrics: list[Mapping[str, float]] = [{"grpo/lr": self.learning_rate}]
+        self._tokens: dict[str, float] = {}
+        """Metrics of what the ranks made of rewards, token by token."""
+        policy = self.learning_rates["policy"]
+        self._metrics: list[Mapping[str, float]] = [{"actor/lr": policy}]
+        self._metrics.append(
+            {"critic/lr": self.learning_rates["critic"]} if "critic" in self.learning_rates else {"grpo/lr": policy}
+        )
 
     @contextmanager
     def rollout(self) -> Iterator[Rollout]:
@@ -164,10 +186,10 @@ class Step:
     @property
     def off_policy(self) -> bool:
         """Return whether mini-batches follow the first: their ratio needs the policy before it."""
-        return self.plan is not None and len(self.plan.minibatches) > 1
+        return self.plan is not None and len(self.plan.minibatches) * self.config.train.epochs > 1
 
     def score(self, model: str, when: bool = True) -> None:
-        """Have a model give each exchanged sample its log-probabilities; they stay on the ranks."""
+        """Have a model give each exchanged sample its log-probabilities, or its values; they stay on the ranks."""
         if when and self.plan is not None:
             with self.timed(SCORING.get(model, model)):
                 self.log.add_all(self.ranks.score(model))
@@ -191,6 +213,24 @@ class Step:
                 ids = [i for minibatch in self.plan.minibatches for i in minibatch.ids]
                 self.ranks.put(field, {i: values[i] for i in ids})
 
+    def estimate_gae(self, rewards: Mapping[int, float], kl_control: KlController) -> None:
+        """Give each exchanged token its advantage, whitened over the step, and its return, from the critic's values.
+
+        `rewards`: by id. Only counts, means, squares and extremes come to rank 0 (algorithms/gae.py).
+        """
+        if self.plan is None:
+            return
+        algorithm = self.config.algorithm
+        with self.timed(Phase.ADVANTAGE):
+            found, seconds = self.ranks.estimate_gae(rewards, kl_control.beta if algorithm.kl_in_reward else 0.0)
+            self.ranks.whiten("advantages", *whitening(found["advantages"].moments))
+        self._tokens = gae_metrics(found)
+        self.log.add_all(seconds)
+        if algorithm.kl_in_reward:
+            kl = found["kl"].moments
+            self._tokens |= {"kl/beta": kl_control.beta, "kl/mean": kl.mean}
+            kl_control.update(kl.mean, kl.count)
+
     def weights(self, reduce: Reduction) -> dict[int, float]:
         """Return the weight of each sample's tokens in the loss of its mini-batch."""
         tokens_of = {ticket.id: ticket.loss_tokens for ticket in self.batch.tickets}
@@ -199,25 +239,39 @@ class Step:
             found |= zip(minibatch.ids, reduce([tokens_of[i] for i in minibatch.ids]), strict=True)
         return found
 
-    def minibatches(self) -> Iterator[int]:
-        """Yield the number of each mini-batch, for one optimizer step each."""
+    def minibatches(self, model: str = "policy", when: bool = True) -> Iterator[int]:
+        """Yield the number of each mini-batch of each epoch, for one optimizer step of a model each."""
         self.session.checkpoints.advance()
-        with self.timed(Phase.UPDATE):
-            yield from range(len(self.plan.minibatches) if self.plan is not None else 0)
+        if not when:
+            return
+        train, seed = self.config.train, self.config.run.seed
+        with self.timed(UPDATING.get(model, Phase.UPDATE)):
+            count = len(self.plan.minibatches) if self.plan is not None else 0
+            for epoch in range(train.epochs):
+                order = list(range(count))
+                if train.shuffle_mini_batch:
+                    random.Random(derived_seed(f"mini-batches of {model}", seed, self.number, epoch)).shuffle(order)
+                yield from order
 
     def learn(self, model: str, minibatch: int) -> None:
         """Make one optimizer step of a model on a mini-batch."""
-        metrics, skipped = self.ranks.learn(model, minibatch, self.learning_rate)
+        metrics, skipped = self.ranks.learn(model, minibatch, self.learning_rates[model])
         if skipped and self.ranks.suspects:
             kept = self.ranks.conversations(self.ranks.suspects, self.number + 1)
-            self.log.skipped_samples(self.number + 1, minibatch, kept)
-        self.log.learning(metrics, skipped)
+            self.log.skipped_samples(self.number + 1, minibatch, kept, model)
+        if model == "policy":
+            metrics["actor/grad_norm"] = metrics["grad_norm"]
+        else:
+            metrics[f"{model}/grad_norm"] = metrics.pop("grad_norm")
+            metrics[f"{UPDATING.get(model, model)}/skipped"] = metrics.pop("update/skipped")
+        self.log.learning(metrics, skipped, model)
 
     def end(self) -> None:
         """Log what the step came to, and have the ranks drop its samples."""
         for metrics in self._metrics:
             self.log.add_all(metrics)
-        self.log.add_all(self.batch.metrics(self.config.reward))
+        of = "critic" if self.config.algorithm.uses_critic else "grpo"
+        self.log.add_all(self.batch.metrics(self.config.reward, of) | self._tokens)
         log_samples(self.ranks, self.log, self.batch.tickets, self.number + 1, self.config.run.samples_logged)
         costs, holds = self.ranks.costs()
         self.log.add_all(costs)

@@ -109,6 +109,18 @@ class Judged(msgspec.Struct):
         )
 
 
+class Estimated(msgspec.Struct):
+    """Answer `estimate_gae`."""
+
+    told: list[dict[str, list[float]]]
+    """Of each rank that reports, in the order of ranks: what algorithms.token_statistics.Spread.of takes, by name."""
+    kl_seconds: float
+    """What divergences took the slowest rank."""
+
+    def combine(self, other: Self) -> "Estimated":
+        return Estimated(self.told + other.told, max(self.kl_seconds, other.kl_seconds))
+
+
 class Learned(msgspec.Struct):
     """Answer `learn`: what one optimizer step came to."""
 
@@ -127,6 +139,8 @@ class Learned(msgspec.Struct):
     """Where no update was made: the bound that it is beyond, the same on all ranks."""
     suspects: list[tuple[int, float]] = []
     """Where no update was made: the samples with the largest losses, and these; infinite where one is not finite."""
+    moves: dict[str, float] = {}
+    """Seconds that learners took to the device and from it before the step, as training.learner.take_turns says."""
 
     def combine(self, other: Self) -> "Learned":
         return Learned(
@@ -138,6 +152,7 @@ class Learned(msgspec.Struct):
             (self.gradients_broken + other.gradients_broken)[:_NAMED],
             self.beyond,
             largest(self.suspects + other.suspects),
+            most(self.moves, other.moves),
         )
 
 
@@ -190,7 +205,7 @@ def _all_digests(one: dict[str, str] | None, other: dict[str, str] | None) -> di
 
 
 _SILENT = (
-    *(Verb.PUT, Verb.KEEP_REWARDS, Verb.WRITE_CONVERSATIONS, Verb.FORGET),
+    *(Verb.PUT, Verb.WHITEN, Verb.KEEP_REWARDS, Verb.WRITE_CONVERSATIONS, Verb.FORGET),
     *(Verb.EXPORT_HF, Verb.BEGIN_CHECKPOINT, Verb.LOAD, Verb.STOP),
 )
 """They have no answer."""
@@ -199,6 +214,7 @@ _STRUCTS: Mapping[Verb, type[Answer]] = {
     Verb.GENERATE: Generated,
     Verb.REWARDS: Graded,
     Verb.EXCHANGE: Exchanged,
+    Verb.ESTIMATE_GAE: Estimated,
     Verb.JUDGE: Judged,
     Verb.LEARN: Learned,
     Verb.COSTS: Costs,

@@ -44,6 +44,11 @@ class Sample:
     def loss_tokens(self) -> int:
         return int(self.loss_mask.sum())
 
+    def at_loss_tokens(self, name: str) -> torch.Tensor:
+        """Return a field by response token at the loss tokens [N], on the device that it is on."""
+        field = self.fields[name]
+        return field[self.loss_mask.to(field.device)]
+
     def put(self, name: str, values: torch.Tensor | float) -> None:
         """Set a field by response token: `values` of the loss tokens [N], or one number for each; 0 at the others."""
         like = values if isinstance(values, torch.Tensor) else torch.zeros(0)

@@ -47,7 +47,7 @@ def kind_of(config: Config | None) -> str:
 
 
 def local_findings(here: Here, measure_disk: bool = True) -> list[Finding]:
-    """Versions, devices, limits, disk, interfaces of this machine."""
+    """Check versions, devices, limits, disk and interfaces of this machine."""
     model = here.config.model.path if here.config else ""
     found = versions.version_findings(here.kind, megatron_core.PATCHES + vllm.PATCHES)
     found.append(machine.devices(here.kind, record(here.kind).device_count(), here.ranks_here))
@@ -55,18 +55,24 @@ def local_findings(here: Here, measure_disk: bool = True) -> list[Finding]:
         found += machine.vector_units()
     found.append(machine.open_files(here.ranks))
     found.append(machine.shared_memory())
-    found += machine.run_directory(here.run_dir, machine.weights_bytes(model), measure_disk)
+    critic = ""
+    if here.config and here.config.algorithm.uses_critic:
+        critic = here.config.critic.path or model
+    saved = sum(machine.weights_bytes(path) for path in (model, critic) if path)
+    found += machine.run_directory(here.run_dir, saved, measure_disk)
     if model:
         found.append(_model(model))
+    if critic not in ("", model):
+        found.append(_model(critic, "critic"))
     found += network.interface_findings(here.kind, here.nodes)
     return found
 
 
-def _model(path: str) -> Finding:
+def _model(path: str, name: str = "model") -> Finding:
     if (Path(path) / "config.json").is_file():
-        return Finding("model", f"{path}: {machine.in_bytes(machine.weights_bytes(path))} of weights", "ok")
-    fix = "copy the model to the same path on every node, or name it with --model.path"
-    return Finding("model", f"model.path = {path}: no config.json there", "stop", fix)
+        return Finding(name, f"{path}: {machine.in_bytes(machine.weights_bytes(path))} of weights", "ok")
+    fix = f"copy the model to the same path on every node, or name it with --{name}.path"
+    return Finding(name, f"{name}.path = {path}: no config.json there", "stop", fix)
 
 
 def facts(here: Here, words: Sequence[str]) -> dict[str, dict[str, str]]:

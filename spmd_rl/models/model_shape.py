@@ -1,12 +1,12 @@
 """Read what a model's config.json says of its size: all that layouts, memory and checks need, loading nothing."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from spmd_rl.errors import ConfigError, Problem, refuse
-from spmd_rl.models import CAUSAL_LM, SEQUENCE_CLASSIFICATION
+from spmd_rl.models import CAUSAL_LM, FAMILIES, SEQUENCE_CLASSIFICATION
 from spmd_rl.models.blocks import Experts, LatentAttention
 
 _AGAIN = "copy the model's directory again"
@@ -86,6 +86,14 @@ def read_model_shape(
         raise ConfigError(Problem(knob, path, f"{file} cannot be understood: {error}", _AGAIN)) from error
     refuse([Problem(knob, path, met, way) for met, way in refused])
     return shape
+
+
+def with_value_head(shape: ModelShape, labels: int = 1) -> ModelShape | None:
+    """Return the shape of a model that writes with a score head in place of its head; None: its family has none."""
+    architecture = FAMILIES[shape.family].sequence_classification
+    if architecture is None:
+        return None
+    return replace(shape, architecture=architecture, head="value", labels=labels, tied=False)
 
 
 def _unsupported(path: str | Path, knob: str, architecture: str | None, head: str | None) -> Problem:

@@ -6,6 +6,8 @@ import time
 from collections import Counter
 from typing import Any
 
+from spmd_rl.config.check_critic import read_critic
+from spmd_rl.errors import ConfigError
 from spmd_rl.plan.case import Case, rollout_words, training_words
 from spmd_rl.plan.refresh_stats import RankStats, refresh_stats
 from spmd_rl.platforms import CLUSTER, record
@@ -18,6 +20,7 @@ LISTED = 5
 # (words in front of it in a table, name in the answer)
 FIGURES = (
     ("held in training", "training_bytes"),
+    ("  of the critic", "critic_bytes"),
     ("held by the engine", "engine_bytes"),
     ("copied on the rank", "copied_bytes"),
     ("received", "received_bytes"),
@@ -44,8 +47,8 @@ def weights(case: Case) -> dict[str, Any]:
     ranks, tensors = refresh_stats(schedule)
     held = {id(shard): shard.elements * size for shard in (*sources, *destinations)}
     by_rank = [
-        _figures(rank, one, held[id(sources[rank])], held[id(destinations[rank])], size)
-        for rank, one in enumerate(ranks)
+        _figures(rank, one, held[id(sources[rank])], held[id(destinations[rank])], size) | {"critic_bytes": critic}
+        for rank, (one, critic) in enumerate(zip(ranks, critic_bytes(case), strict=True))
     ]
     seconds = time.perf_counter() - start
     return {
@@ -70,6 +73,18 @@ def weights(case: Case) -> dict[str, Any]:
         "largest_kinds": _kinds(tensors, size),
         "by_rank": by_rank,
     }
+
+
+def critic_bytes(case: Case) -> list[int]:
+    """Return the weights of PPO's critic on each rank; 0 where there is none, or its directory is not here."""
+    try:
+        critic = read_critic(case.config).shape if case.config.algorithm.uses_critic else None
+    except ConfigError:  # it is among what a run would be refused for
+        critic = None
+    if critic is None or critic.layers < case.train.pipeline * case.train.virtual:
+        return [0] * case.world_size
+    layout, size = case.train.suited_to(critic.layers), BYTES[case.config.model.dtype]
+    return [megatron_shard(critic, layout, rank).elements * size for rank in range(case.world_size)]
 
 
 def _figures(rank: int, one: RankStats, training_bytes: int, engine_bytes: int, size: int) -> dict[str, Any]:

@@ -11,21 +11,24 @@ from rich.console import Console as RichConsole
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from spmd_rl.config.names import Phase
+from spmd_rl.config.names import REWARDS, Phase
 
 SHOWN = (
-    ("reward", "grpo/rewards/mean", ".3f"),
-    ("kl", "actor/kl_loss", ".4f"),
-    ("entropy", "actor/entropy", ".3f"),
-    ("len", "response_length/mean", ".1f"),
-    ("lr", "grpo/lr", ".1e"),
-    ("grad", "grad_norm", ".2f"),
+    ("reward", REWARDS, ".3f"),
+    ("kl", ("actor/kl_loss",), ".4f"),
+    ("value loss", ("critic/vf_loss",), ".4f"),
+    ("explained", ("critic/explained_variance",), ".2f"),
+    ("entropy", ("actor/entropy",), ".3f"),
+    ("len", ("response_length/mean",), ".1f"),
+    ("lr", ("grpo/lr", "actor/lr"), ".1e"),
+    ("grad", ("grad_norm",), ".2f"),
 )
 NAMED_STEPS = 8
 """The summary names so many of the steps in which something failed."""
 FRAMES = 4
 """Of an error's traceback so many are shown; all of them are in the ranks' output."""
-TIMES = (*((phase, f"timing/{phase}") for phase in (Phase.ROLLOUT, Phase.UPDATE)), ("step", "timing/all"))
+_PARTS = (("rollout", Phase.ROLLOUT), ("critic", Phase.CRITIC_UPDATE), ("update", Phase.UPDATE))
+TIMES = (*((label, f"timing/{phase}") for label, phase in _PARTS), ("step", "timing/all"))
 
 
 class Console(Protocol):
@@ -110,7 +113,8 @@ def step_line(row: Mapping[str, float], steps: int, world_size: int) -> str:
     tok/s counts prompt and response tokens of all ranks over the whole step.
     """
     parts = [f"step {int(row['step']):>{len(str(steps))}}/{steps}"]
-    parts += [f"{label} {row[name]:{form}}" for label, name, form in SHOWN if name in row]
+    for label, names, form in SHOWN:
+        parts += [f"{label} {row[name]:{form}}" for name in names if name in row][:1]
     times = [f"{label} {row[name]:.1f}s" for label, name in TIMES if name in row]
     parts += [" ".join(times)] if times else []
     if "e2e_tps" in row:
@@ -159,11 +163,12 @@ def _indented(text: str) -> str:
 
 FAILURES = {
     "update/skipped": "updates skipped",
+    "update_critic/skipped": "updates of the critic skipped",
     "reward/cause/crash": "samples whose rule crashed",
     "reward/cause/timeout": "samples whose rule took too long",
 }
 """Metrics of a step that say what did not go as it should; what they count."""
-SUMMARY = ("step", "grpo/rewards/mean", "timing/all", *FAILURES)
+SUMMARY = ("step", *REWARDS, "timing/all", *FAILURES)
 """Metrics that `summary` reads of the row of a step."""
 
 
@@ -184,7 +189,7 @@ def summary(
             change = f"{before[name]:.1%} -> {after[name]:.1%}"
             points = (after[name] - before[name]) * 100
             facts.append((_readable(name), f"{change}  (step {first} and {last}, {points:+.1f} points)"))
-    rewards = [row["grpo/rewards/mean"] for row in rows if "grpo/rewards/mean" in row]
+    rewards = [row[name] for row in rows for name in REWARDS if name in row]
     if len(rewards) > 1:
         facts.append(("reward", f"{rewards[0]:.3f} -> {rewards[-1]:.3f}"))
     if rows:

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from spmd_rl.config.config import Config
-from spmd_rl.config.names import Phase
+from spmd_rl.config.names import ALIASES, Phase
 from spmd_rl.config.redact import hidden
 from spmd_rl.data.samples import SAMPLES, SKIPPED, samples_file, write_samples
 from spmd_rl.data.tickets import UNJUDGED
@@ -84,7 +84,8 @@ class RunLog:
         # The next row has these too.
         self._once: dict[str, float] = {}
         self._open_phases: list[_Phase] = []
-        self._skipped = 0
+        self._skipped: dict[str, int] = defaultdict(int)
+        """Updates of each model, the last ones in a row, that were not made."""
         self._failed_steps = 0
         self._failed_saves: list[int] = []
         self._closed = False
@@ -169,6 +170,7 @@ class RunLog:
         sequences = self.config.train.prompts_per_step * self.config.algorithm.samples_per_prompt
         sequences = int(metrics.get("rollout/samples", sequences))
         metrics |= tokens_per_second(metrics, sequences, self.world_size)
+        metrics |= {alias: metrics[name] for name, alias in ALIASES.items() if name in metrics}
         metrics |= self._once
         self._once = {}
         self._values.clear()
@@ -229,26 +231,30 @@ class RunLog:
         for name, value in metrics.items():
             self.add(name, value)
 
-    def learning(self, metrics: Mapping[str, float], skipped: str = "") -> None:
-        """Add what one optimizer step reports. `skipped`: why its update was not made.
+    def learning(self, metrics: Mapping[str, float], skipped: str = "", model: str = "policy") -> None:
+        """Add what one optimizer step of a model reports. `skipped`: why its update was not made.
 
         Raises RuntimeError after train.max_skipped of those in a row.
         """
         self.add_all(metrics)
-        self._skipped = self._skipped + 1 if skipped else 0
+        self._skipped[model] = self._skipped[model] + 1 if skipped else 0
         if not skipped:
             return
-        self.note(f"step {current_status().step}: the update was skipped: {skipped}")
-        if self._skipped >= self.config.train.max_skipped:
+        of = "" if model == "policy" else f" of the {model}"
+        self.note(f"step {current_status().step}: the update{of} was skipped: {skipped}")
+        if self._skipped[model] >= self.config.train.max_skipped:
             raise RuntimeError(
-                f"train.max_skipped = {self.config.train.max_skipped}: so many updates in a row were skipped, the "
+                f"train.max_skipped = {self.config.train.max_skipped}: so many updates{of} in a row were skipped, the "
                 f"last one in step {current_status().step}: {skipped}; the weights are as they were before them: look "
                 "at the samples of these steps, lower train.learning_rate or train.clip_grad, or train in float32"
             )
 
-    def skipped_samples(self, step: int, minibatch: int, samples: Sequence[Mapping[str, Any]]) -> None:
-        """Keep the samples that the update of a mini-batch was skipped for."""
-        write_samples(self.run_dir / SKIPPED / f"step_{step:06d}_minibatch_{minibatch}.jsonl", samples)
+    def skipped_samples(
+        self, step: int, minibatch: int, samples: Sequence[Mapping[str, Any]], model: str = "policy"
+    ) -> None:
+        """Keep the samples that a model's update of a mini-batch was skipped for."""
+        of = "" if model == "policy" else f"_{model}"
+        write_samples(self.run_dir / SKIPPED / f"step_{step:06d}_minibatch_{minibatch}{of}.jsonl", samples)
 
     def samples(self, step: int, samples: Sequence[Mapping[str, Any]], show: int = 0) -> None:
         """Keep samples, as data.samples.sample_record makes them; show the first few."""
@@ -291,7 +297,7 @@ class RunLog:
 
     def _places(self) -> dict[str, Path]:
         places = {"metrics": METRICS, "samples": SAMPLES, "evaluations": EVALUATIONS, "tensorboard": "tensorboard"}
-        places |= {"skipped": SKIPPED, "w&b": "wandb", "model": "hf"}
+        places |= {"skipped": SKIPPED, "w&b": "wandb", "model": "hf", "critic": "hf_critic"}
         return {name: self.run_dir / place for name, place in places.items() if (self.run_dir / place).exists()}
 
 

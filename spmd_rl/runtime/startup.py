@@ -9,18 +9,19 @@ from typing import Any
 
 from spmd_rl.algorithms.table import unknown_algorithms
 from spmd_rl.config.check import check
+from spmd_rl.config.check_critic import read_critic
 from spmd_rl.config.check_reward_models import read_reward_shape, reward_model_knob
-from spmd_rl.config.config import Config
+from spmd_rl.config.config import GAE, Config
 from spmd_rl.config.fault_spec import check_parameters
 from spmd_rl.config.loading import load_config, load_dataset_config
 from spmd_rl.data.response_text import described, end_tokens, templates_of
 from spmd_rl.data.reward_model_reading import Reader, make_reader
 from spmd_rl.data.sources.order import PromptOrder
 from spmd_rl.data.sources.prompts import Prompt, load_dataset, load_prompts
-from spmd_rl.data.tokens import decode, load_tokenizer
+from spmd_rl.data.tokens import decode, load_tokenizer, same_tokens
 from spmd_rl.distributed.environment import size_from_environment
 from spmd_rl.distributed.status import doing
-from spmd_rl.errors import refuse
+from spmd_rl.errors import ConfigError, Problem, refuse
 from spmd_rl.evaluation.benchmark import Benchmark
 from spmd_rl.models.model_shape import ModelShape, read_model_shape
 from spmd_rl.rewards.grading.null_pool import NullPool
@@ -46,17 +47,27 @@ class Inputs:
     """Each reward model's reading of samples."""
 
 
-def configure(arguments: list[str]) -> tuple[Config, ModelShape]:
-    """Return a run's settings and its model's shape; torch stays out.
+def configure(arguments: list[str], critic: bool | None = None) -> tuple[Config, ModelShape]:
+    """Return a run's settings and its model's shape; torch stays out. `critic`: see program.main.
 
     Raises ValueError that lists all that can be wrong before any rank has met another.
     """
     config = load_config(arguments)
     shape = read_model_shape(config.model.path)
-    refuse([*check(config, size_from_environment(), shape), *unknown_algorithms(config.algorithm)])
+    problems = _other_program(config) if critic not in (None, config.algorithm.uses_critic) else []
+    refuse([*problems, *check(config, size_from_environment(), shape), *unknown_algorithms(config.algorithm)])
     if config.run.wandb == "online":
         require_wandb_key()
     return config, shape
+
+
+def _other_program(config: Config) -> list[Problem]:
+    """Return the problem that another program is for what was asked."""
+    if config.algorithm.uses_critic:
+        met, way = "this program has no critic", "start spmd_rl.ppo, or take another such as grpo"
+    else:
+        met, way = "this program learns from a critic's values", f"set it to {GAE}, or start {config.program}"
+    return [Problem("algorithm.advantage", config.algorithm.advantage, met, way)]
 
 
 def check_weights(config: Config, shape: ModelShape) -> None:
@@ -67,6 +78,9 @@ def check_weights(config: Config, shape: ModelShape) -> None:
     check_headers(config.model.path, read_headers(config.model.path), shape)
     if reference := config.model.reference_path:
         check_headers(reference, read_headers(reference, _REFERENCE), shape, _REFERENCE)
+    if config.critic.path and config.algorithm.uses_critic:
+        critic = read_critic(config)
+        check_headers(critic.path, read_headers(critic.path, critic.knob), critic.stored, critic.knob)
     for name, model in config.reward.models.items():
         knob = reward_model_knob(name)
         check_headers(model.path, read_headers(model.path, knob), read_reward_shape(name, model), knob)
@@ -90,7 +104,11 @@ def read_inputs(config: Config) -> Inputs:
         return Inputs(
             tokenizer,
             prompts,
-            [*(note for part in loaded.values() for note in part.notes), *trained_on(prompts, names)],
+            [
+                *(note for part in loaded.values() for note in part.notes),
+                *trained_on(prompts, names),
+                *_critic_notes(config, tokenizer),
+            ],
             PromptOrder(sizes, config.run.seed, config.data.shuffle, weights),
             [Benchmark(name, split, len(prompts[split])) for split, name in names.items()],
             _read_reward_models(config, tokenizer, prompts["train"]),
@@ -114,6 +132,17 @@ def _read_reward_models(config: Config, tokenizer: Any, prompts: Sequence[Prompt
         vocabulary = read_reward_shape(name, model).vocabulary
         readers[name] = make_reader(f"reward.models.{name}", model.reads, own, tokenizer, vocabulary, prompts)
     return readers
+
+
+def _critic_notes(config: Config, tokenizer: Any) -> list[str]:
+    """Say what the critic begins as. Raises ConfigError where it reads other tokens than the policy writes."""
+    if not config.algorithm.uses_critic:
+        return []
+    path = config.critic.path
+    if path and not same_tokens(load_tokenizer(path, config.model.trust_remote_code, "critic.path"), tokenizer):
+        met = "its tokenizer is another one than the policy's, whose token ids the critic reads"
+        raise ConfigError(Problem("critic.path", path, met, "take a model of the same tokenizer, or leave it out"))
+    return [read_critic(config).described()]
 
 
 def describe_ends(config: Config, inputs: Inputs) -> str:

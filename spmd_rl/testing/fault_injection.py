@@ -159,9 +159,10 @@ class FaultInjector:
 
     def _nan(self, fault: Fault) -> tuple[str, Callable[[], None] | None]:
         trainer, rollouts = self.worker.trainer, self.worker.rollouts
-        policy = trainer.models["policy"]
+        learner = "critic" if fault.phase == Phase.CRITIC_UPDATE else "policy"
+        model = trainer.models[learner]
         if fault.phase == Phase.CHECKPOINT:
-            name, weight = next(iter(policy.weights().items()), ("", None))
+            name, weight = next(iter(model.weights().items()), ("", None))
             strike = None if weight is None else lambda: weight.data.view(-1)[:1].fill_(torch.nan)
             return f"makes a weight of {name} nan", strike
         if fault.phase == Phase.ROLLOUT:
@@ -173,8 +174,8 @@ class FaultInjector:
 
             return "makes a log-probability of the engine nan", lambda: setattr(rollouts, "on_completion", broken)
         if fault.of == "gradient":
-            name, weight = next((n, w) for n, w in policy.module.named() if w.requires_grad)
-            config = policy.module.config
+            name, weight = next((n, w) for n, w in model.module.named() if w.requires_grad)
+            config = model.module.config
             summed = config.finalize_model_grads_func
 
             def poisoned(model: Any, *rest: Any, **options: Any) -> None:
@@ -184,17 +185,17 @@ class FaultInjector:
 
             # After the backward passes, and before gradients are summed over ranks.
             return f"makes the gradient of {name} nan", lambda: setattr(config, "finalize_model_grads_func", poisoned)
-        loss, left = trainer.losses["policy"], [1]
+        loss, left = trainer.losses[learner], [1]
 
-        def wrong(packed: Any, logprobs: torch.Tensor, entropy: torch.Tensor) -> Any:
-            trainer.losses["policy"] = loss
+        def wrong(packed: Any, said: torch.Tensor, *others: torch.Tensor) -> Any:
+            trainer.losses[learner] = loss
             if left and left.pop():
-                factors = torch.ones_like(logprobs)
+                factors = torch.ones_like(said)
                 factors[:1] = torch.nan
-                logprobs = logprobs * factors
-            return loss(packed, logprobs, entropy)
+                said = said * factors
+            return loss(packed, said, *others)
 
-        return "makes a token's loss nan", lambda: trainer.losses.update(policy=wrong)
+        return "makes a token's loss nan", lambda: trainer.losses.update({learner: wrong})
 
     def _disk_full(self, fault: Fault) -> tuple[str, Callable[[], None]]:
         saver = self.worker.saver

@@ -1,18 +1,18 @@
 """A model in training: with gradients and an optimizer."""
 
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
 
-from spmd_rl.config.config import TrainConfig
 from spmd_rl.data.answers import Learned, largest
 from spmd_rl.distributed.status import doing
 from spmd_rl.training.forward import run_passes
 from spmd_rl.training.offload import Releasable, gradient_buffers
-from spmd_rl.training.optimizer import Optimizer, wrap_for_gradients
+from spmd_rl.training.optimizer import Optimizer, OptimizerSettings, wrap_for_gradients
 from spmd_rl.training.packing import Packed
 from spmd_rl.training.sharded_model import ShardedModel, first_not_finite
 
@@ -51,10 +51,10 @@ NO_LIMITS = Limits()
 class Learner:
     """Has a model, Megatron's gradient buffers around it, and its optimizer."""
 
-    def __init__(self, model: ShardedModel, train: TrainConfig):
+    def __init__(self, model: ShardedModel, settings: OptimizerSettings):
         self.model = model
         self.wrapped = wrap_for_gradients(model.module)
-        self.optimizer = Optimizer(self.wrapped, train, model.dtype)
+        self.optimizer = Optimizer(self.wrapped, settings, model.dtype)
         self.gradients = Releasable(gradient_buffers(self.wrapped))
         self.gradients.release()
 
@@ -134,3 +134,19 @@ def suspects(losses: Sequence[tuple[Packed, torch.Tensor]]) -> list[tuple[int, f
         sizes = [one if math.isfinite(one) else math.inf for one in sums]
         found += [(sample.id, size) for sample, size in zip(packed.samples, sizes, strict=True)]
     return largest(found)
+
+
+def take_turns(learners: Mapping[str, Learner], name: str) -> dict[str, float]:
+    """Have one learner on the device, the others away; returns the seconds that each move took, as critic_onload.
+
+    One that has no others is only brought back, and nothing is returned.
+    """
+    seconds = {}
+    for other in (*(other for other in learners if other != name), name):
+        started = time.perf_counter()
+        if other == name:
+            learners[name].onload()
+        else:
+            learners[other].offload()
+        seconds[f"{other}_{'onload' if other == name else 'offload'}"] = time.perf_counter() - started
+    return seconds if len(learners) > 1 else {}

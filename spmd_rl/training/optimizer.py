@@ -11,8 +11,12 @@ from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 
 from spmd_rl.config.config import TrainConfig
+from spmd_rl.config.critic_config import CriticConfig
 from spmd_rl.training.model import ModelChunks
 from spmd_rl.training.offload import Offloaded
+
+OptimizerSettings = TrainConfig | CriticConfig
+"""They call what an optimizer needs alike."""
 
 
 def wrap_for_gradients(model: ModelChunks) -> list[DistributedDataParallel]:
@@ -35,20 +39,20 @@ def _sum_gradients(model: list[torch.nn.Module], num_tokens: torch.Tensor | None
 class Optimizer:
     """AdamW whose state is spread over the data-parallel ranks."""
 
-    def __init__(self, wrapped: list[DistributedDataParallel], train: TrainConfig, dtype: torch.dtype):
+    def __init__(self, wrapped: list[DistributedDataParallel], settings: OptimizerSettings, dtype: torch.dtype):
         self.wrapped = wrapped
-        self.clip_grad = train.clip_grad
+        self.clip_grad = settings.clip_grad
         self._offloaded: Offloaded | None = None
         self._waits = False
         self.optimizer = get_megatron_optimizer(
             OptimizerConfig(
                 optimizer="adam",
-                lr=train.learning_rate,
-                weight_decay=train.weight_decay,
-                adam_beta1=train.adam_beta1,
-                adam_beta2=train.adam_beta2,
-                adam_eps=train.adam_epsilon,
-                clip_grad=train.clip_grad,
+                lr=settings.learning_rate,
+                weight_decay=settings.weight_decay,
+                adam_beta1=settings.adam_beta1,
+                adam_beta2=settings.adam_beta2,
+                adam_eps=settings.adam_epsilon,
+                clip_grad=settings.clip_grad,
                 bf16=dtype == torch.bfloat16,
                 params_dtype=dtype,
                 use_distributed_optimizer=True,

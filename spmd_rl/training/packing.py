@@ -53,8 +53,7 @@ class Packed:
         """Return a field of all samples at their loss tokens [N], on the device; None where they don't have it."""
         if not self.samples or name not in self.samples[0].fields:
             return None
-        values = [sample.fields[name][sample.loss_mask.to(sample.fields[name].device)] for sample in self.samples]
-        return torch.cat(values).to(self.tokens.device)
+        return torch.cat([sample.at_loss_tokens(name) for sample in self.samples]).to(self.tokens.device)
 
     def put(self, name: str, values: torch.Tensor) -> None:
         """Set a field of all samples: `values` of their loss tokens [N]."""

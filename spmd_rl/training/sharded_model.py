@@ -16,7 +16,7 @@ from spmd_rl.training.offload import Offloaded
 from spmd_rl.training.packing import Packed
 from spmd_rl.training.parallel import Place
 from spmd_rl.weights.families import megatron_shard
-from spmd_rl.weights.files.hf_reader import load_shard
+from spmd_rl.weights.files.hf_reader import SCORE, load_shard
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -34,9 +34,13 @@ class ShardedModel:
         device: torch.device,
         dtype: str = "",
         label: int = 0,
+        stored: ModelShape | None = None,
     ):
-        """`path`: a Hugging Face directory. `dtype`: the policy's where it is "". `label`: what a value head says."""
-        self.shape, self.layout, self.place = shape, layout, place
+        """`path`: a Hugging Face directory. `dtype`: the policy's where it is "". `label`: what a value head says.
+
+        `stored`: the shape of the model in the directory, where that has no value head: it begins as zeros.
+        """
+        self.path, self.shape, self.layout, self.place, self.stored = path, shape, layout, place, stored
         self.dtype = DTYPES[dtype or config.model.dtype]
         self.shard = megatron_shard(shape, layout, place.rank)
         self.head: Head = (
@@ -48,7 +52,7 @@ class ShardedModel:
         with doing("builds the model"):
             self.module = build_model(shape, layout, megatron).to(device)
         with doing(f"loads weights from {path}"):
-            load_shard(path, self.shard, self.weights(), shape)
+            load_shard(path, self.shard, self.weights(), stored or shape, (SCORE,) if stored else ())
         self._offloaded: Offloaded | None = None
 
     def weights(self) -> dict[str, torch.Tensor]:

@@ -12,6 +12,7 @@ from spmd_rl.distributed.verb import verb
 from spmd_rl.distributed.world import World
 from spmd_rl.platforms.platform import Platform
 from spmd_rl.rollout.engine import Engine
+from spmd_rl.training.learner import take_turns
 from spmd_rl.weights.families import megatron_shard, vllm_shard
 from spmd_rl.weights.transfer.boxes import common_boxes
 from spmd_rl.weights.transfer.checksum import Checksums, verify
@@ -61,11 +62,8 @@ class DeviceSwitch:
         `canary`: let the engine make the few tokens that both will have scored when the device comes back.
         Raises RuntimeError that names tensor, slice, parameter and rank where the engine holds something else.
         """
-        for learner in self.trainer.learners.values():
-            if learner.model is self.policy:
-                learner.release()
-            else:
-                learner.offload()
+        take_turns(self.trainer.learners, "policy")
+        self.trainer.learners["policy"].release()
         self._hand_over(training=False)
         self.engine.wake_weights()
         policy, engine = self.policy.merged_weights(), self.engine.weights
@@ -102,8 +100,7 @@ class DeviceSwitch:
         """
         self.engine.sleep()
         self._hand_over(training=True)
-        for learner in self.trainer.learners.values():
-            learner.onload()
+        take_turns(self.trainer.learners, "policy")
         return self.consistency.compare() if self.consistency is not None else None
 
     def _hand_over(self, training: bool) -> None:

@@ -21,7 +21,7 @@ from spmd_rl.distributed.world import World
 from spmd_rl.health.preemption import preemption_event
 from spmd_rl.patches.checkpoint_writes import failures
 from spmd_rl.training.checkpoint import TrainingState
-from spmd_rl.training.learner import Learner
+from spmd_rl.training.learner import Learner, take_turns
 from spmd_rl.weights.files.checkpoint_reader import CheckpointSource
 from spmd_rl.weights.files.weight_source import fill_shard
 
@@ -61,7 +61,8 @@ class ShardSaver:
     def _begin(self, directory: Path) -> None:
         weights = [weight for learner in self._learners.values() for weight in learner.model.weights().values()]
         on_host = all(weight.is_cpu for weight in weights)
-        for learner in () if on_host else self._learners.values():  # a fork can't read them there
+        for name, learner in () if on_host else self._learners.items():  # a fork can't read them there
+            take_turns(self._learners, name)
             if broken := self._broken(learner):
                 raise RuntimeError(broken)
         self._hashing, mine = None, None
@@ -81,6 +82,7 @@ class ShardSaver:
             failures.clear()
             with doing("copies its state for a checkpoint"):
                 for name, state in self._states.items():
+                    take_turns(self._learners, name)
                     self.on_save(_directory(directory, name))
                     broken = partial(self._broken, self._learners[name]) if on_host else str
                     state.begin_save(_directory(directory, name), broken)
@@ -155,11 +157,15 @@ class ShardSaver:
         """Take up training where a checkpoint left it, or its weights alone."""
         if only_weights:
             for name, learner in self._learners.items():
+                if name != "policy" and not _directory(directory, name).is_dir():
+                    continue  # of a run that had none: it begins anew
+                take_turns(self._learners, name)
                 source = CheckpointSource(_directory(directory, name), learner.model.shape)
                 fill_shard(source, learner.model.shard, learner.model.weights())
                 learner.optimizer.take_weights()
             return
         for name, state in self._states.items():
+            take_turns(self._learners, name)
             state.load(_directory(directory, name))
         mine = directory / _rank_file(self._world.rank)
         others = len(list(directory.glob(_rank_file(None))))

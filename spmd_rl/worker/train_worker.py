@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from spmd_rl.config.config import Config
-from spmd_rl.config.names import Phase
+from spmd_rl.config.names import MEMORY_PHASES, Phase
 from spmd_rl.data.answers import Costs
 from spmd_rl.data.reward_model_reading import Reader
 from spmd_rl.data.sources.prompts import Prompt
@@ -15,9 +15,11 @@ from spmd_rl.distributed.world import World
 from spmd_rl.models.model_shape import ModelShape
 from spmd_rl.platforms.platform import Platform
 from spmd_rl.rewards.grading.pool import GraderPool
+from spmd_rl.training.learner import take_turns
 from spmd_rl.worker.base_worker import BaseWorker
 from spmd_rl.worker.consistency_check import TOLERANCE, ConsistencyCheck
 from spmd_rl.worker.device_switch import DeviceSwitch
+from spmd_rl.worker.gae_estimator import GaeEstimator
 from spmd_rl.worker.process_usage import ProcessUsageMeter
 from spmd_rl.worker.reward_model_scorer import RewardModelScorer
 from spmd_rl.worker.rollouts import Made
@@ -54,8 +56,7 @@ class TrainWorker(BaseWorker):
         longest = config.data.max_prompt_length + config.longest_response
         super().__init__(config, shape, platform, world, longest, prompts, tokenizer, pool, made)
         self.engine.sleep()
-        for learner in self.learners.values():
-            learner.onload()
+        take_turns(self.learners, "policy")
         set_status(doing="plans the refresh")
         bucket = config.rollout.refresh_bucket_mib
         self.device_switch = DeviceSwitch(
@@ -75,7 +76,7 @@ class TrainWorker(BaseWorker):
             ),
         )
         self.saver = ShardSaver(self.learners, world)
-        self.own(self.trainer, scorer, self.device_switch, self.saver)
+        self.own(self.trainer, scorer, GaeEstimator(self.trainer), self.device_switch, self.saver)
         set_status(doing="")
         self.peaks: dict[str, int] = {Phase.START: platform.peak_memory_bytes()}
 
@@ -83,7 +84,9 @@ class TrainWorker(BaseWorker):
         """Do one verb, and remember the memory it took at its peak."""
         self.platform.reset_peak_memory()
         answer = super().do(name, arguments)
-        self.peaks[name] = max(self.peaks.get(name, 0), self.platform.peak_memory_bytes())
+        of_model = f"{name} {arguments.get('model')}"
+        of = of_model if of_model in MEMORY_PHASES else name
+        self.peaks[of] = max(self.peaks.get(of, 0), self.platform.peak_memory_bytes())
         return answer
 
     @verb

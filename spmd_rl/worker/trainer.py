@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from spmd_rl.algorithms.kl import sample_kl
-from spmd_rl.algorithms.table import find_correction, find_loss
+from spmd_rl.algorithms.table import find_correction, find_loss, find_value_loss
+from spmd_rl.config.check_critic import read_critic
 from spmd_rl.config.config import Config
 from spmd_rl.data.answers import Exchanged, Learned
 from spmd_rl.distributed.exchange import exchange
@@ -15,7 +16,9 @@ from spmd_rl.distributed.sample import Sample
 from spmd_rl.distributed.verb import verb
 from spmd_rl.distributed.world import World
 from spmd_rl.models.model_shape import ModelShape
-from spmd_rl.training.learner import Learner, Limits, Loss
+from spmd_rl.training.critic import ValueLoss
+from spmd_rl.training.learner import Learner, Limits, Loss, take_turns
+from spmd_rl.training.optimizer import OptimizerSettings
 from spmd_rl.training.packing import Packed, pack
 from spmd_rl.training.parallel import start_parallel
 from spmd_rl.training.policy import PolicyLoss
@@ -57,22 +60,34 @@ class Trainer:
         model, algorithm = config.model, config.algorithm
         loss = PolicyLoss(find_loss(algorithm), find_correction(algorithm))
         self.add("policy", self.built(model.path, shape), loss)
-        if algorithm.kl_coefficient > 0.0:
+        if algorithm.uses_reference:
             self.add("reference", self.built(model.reference_path or model.path, shape))
+        if algorithm.uses_critic:
+            critic = read_critic(config)
+            stored = critic.stored if critic.new_head else None
+            built = self.built(critic.path, critic.shape, label=critic.label, stored=stored)
+            self.add("critic", built, ValueLoss(find_value_loss(algorithm)), config.critic)
 
-    def built(self, path: str, shape: ModelShape, dtype: str = "", label: int = 0) -> ShardedModel:
+    def built(
+        self, path: str, shape: ModelShape, dtype: str = "", label: int = 0, stored: ModelShape | None = None
+    ) -> ShardedModel:
         """Return a model of a Hugging Face directory in the run's layout."""
         layout = self.layout.suited_to(shape.layers)
-        return ShardedModel(self.config, path, shape, layout, self.place, self.device, dtype, label)
+        return ShardedModel(self.config, path, shape, layout, self.place, self.device, dtype, label, stored)
 
-    def add(self, name: str, model: ShardedModel, loss: Loss | None = None) -> None:
-        """Hold a model: one in training where there is a loss, else a frozen one, which is on the host between uses."""
+    def add(
+        self, name: str, model: ShardedModel, loss: Loss | None = None, settings: OptimizerSettings | None = None
+    ) -> None:
+        """Hold a model: one in training where there is a loss, else a frozen one, which is on the host between uses.
+
+        `settings`: of its optimizer; None: the policy's.
+        """
         self.models[name] = model
         if loss is None:
             model.module.requires_grad_(False)
             model.offload()
         else:
-            self.learners[name], self.losses[name] = Learner(model, self.config.train), loss
+            self.learners[name], self.losses[name] = Learner(model, settings or self.config.train), loss
 
     def bring(
         self, held: Mapping[int, Sample], routes: Routes, minibatches: Sequence[MicroBatches], share_prompts: bool
@@ -119,12 +134,12 @@ class Trainer:
 
     @verb
     def score(self, model: str) -> dict[str, float]:
-        """Have a model give each sample its log-probabilities, or its values; returns what moving the model took."""
+        """Have a model give each sample its log-probabilities, or its values; returns the seconds of moving models."""
         found, seconds = self.forward(model, [pack for packs in self.packs for pack in packs])
         field = "values" if self.models[model].shape.head == "value" else f"{model}_logprobs"
         for packed, values in found:
             packed.put(field, values)
-        return seconds
+        return seconds if model in self.learners else {f"{model}_{move}": took for move, took in seconds.items()}
 
     @verb
     def sample_kl(self) -> list[tuple[int, float]]:
@@ -141,10 +156,12 @@ class Trainer:
     def forward(
         self, model: str, packs: Sequence[Packed]
     ) -> tuple[list[tuple[Packed, torch.Tensor]], dict[str, float]]:
-        """Return what a model says (ShardedModel.forward), and the seconds that it took to move a frozen one."""
+        """Return what a model says (ShardedModel.forward), and the seconds of moves: of learners as `take_turns` says,
+        of a frozen model onload and offload."""
         here = self.models[model]
         if model in self.learners:
-            return here.forward(packs), {}
+            seconds = take_turns(self.learners, model)
+            return here.forward(packs), seconds
         started = time.perf_counter()
         here.onload()
         onloaded = time.perf_counter()
@@ -156,17 +173,22 @@ class Trainer:
     @verb
     def learn(self, model: str, minibatch: int, learning_rate: float) -> Learned:
         """Make one optimizer step of a model on a mini-batch."""
-        train = self.config.train
+        train, moves = self.config.train, take_turns(self.learners, model)
         limits = Limits(train.grad_norm_bound, train.kl_bound) if model == "policy" else Limits()
-        return self.learners[model].learn(self.packs[minibatch], self.losses[model], learning_rate, limits)
+        learned = self.learners[model].learn(self.packs[minibatch], self.losses[model], learning_rate, limits)
+        learned.moves = moves
+        return learned
 
     @verb
     def export_hf(self, directory: str) -> None:
-        """Write the policy as a Hugging Face directory, all ranks together."""
-        policy, world = self.models["policy"], self.world
-        shards = [megatron_shard(policy.shape, self.layout, rank) for rank in range(world.size)]
-        source, weights = self.config.model.path, policy.merged_weights()
-        export.export_hf(directory, source, policy.shape, shards, weights, world.rank, world.payload)
+        """Write the policy as a Hugging Face directory, and what else learns beside it, all ranks together."""
+        world = self.world
+        for name, learner in self.learners.items():
+            take_turns(self.learners, name)
+            model, path = learner.model, directory if name == "policy" else f"{directory}_{name}"
+            shards = [megatron_shard(model.shape, model.layout, rank) for rank in range(world.size)]
+            weights, stored = model.merged_weights(), model.stored
+            export.export_hf(path, model.path, model.shape, shards, weights, world.rank, world.payload, stored=stored)
 
     @verb
     def forget(self) -> None:

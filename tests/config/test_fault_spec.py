@@ -11,7 +11,7 @@ from spmd_rl.config.fault_spec import check_parameters, fault_problems, read_fau
 from spmd_rl.config.loading import dump, load_config
 from spmd_rl.config.names import Phase
 from spmd_rl.config.resume_policy import resume_problems
-from spmd_rl.controller.session import SCORING
+from spmd_rl.controller.session import SCORING, UPDATING
 from spmd_rl.distributed.status import RankStatus
 from spmd_rl.errors import ConfigError
 
@@ -21,7 +21,7 @@ def config(*words):
 
 
 def test_the_phases_are_those_that_are_timed():
-    timed = set(SCORING.values())
+    timed = {*SCORING.values(), *UPDATING.values()}
     for path in Path(spmd_rl.__file__).parent.rglob("*.py"):
         for call in (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)):
             name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from spmd_rl.analysis.curves import as_text, curves, read_rows
 from spmd_rl.analysis.figures import draw_all
 from spmd_rl.config.config import CheckpointConfig, Config, ModelConfig, RunConfig, TrainConfig
+from spmd_rl.config.names import ALIASES
 from spmd_rl.config.reward_config import RewardModelConfig
 from spmd_rl.data.digests import digests_of
 from spmd_rl.runlog.checkpoint_store import CheckpointStore
@@ -132,6 +133,8 @@ def test_phases_exclude_what_is_timed_inside_them_and_never_exceed_the_step(tmp_
     assert 0.05 <= row["timing/rollout"] < 0.5 <= row["timing/reshard_to_infer"]
     assert row["timing/update"] >= 0.1
     whole = row.pop("timing/all")
+    again = [row.pop(name) for name in ALIASES.values() if name in row]
+    assert again == [row["timing/reshard_to_infer"]], "under the name of other programs' dashboards too"
     assert sum(value for name, value in row.items() if name.startswith("timing/")) <= whole
 
 

@@ -1,4 +1,4 @@
-"""One rank of tests/spmd/test_second_learner.py: a policy and a toy critic, on samples that a tool wrote into."""
+"""One rank of tests/spmd/test_second_learner.py: a policy and its critic, on samples that a tool wrote into."""
 
 import dataclasses
 import hashlib
@@ -8,6 +8,7 @@ from spmd.ranks import arguments, end_megatron, join, ready, report
 
 # Small, so that the first step of Adam does not go too far.
 RATE = 2e-5
+BETA = 0.1
 
 
 def main() -> None:
@@ -18,31 +19,47 @@ def main() -> None:
 def _case(given: dict, world) -> dict:
     import torch
 
-    from spmd.samples import advantages_of, own_sums
+    from spmd.samples import advantages_of, own_sums, perturb
+    from spmd.training_ranks import compare
+    from spmd_rl.algorithms.token_statistics import GAE_SPREADS, Spread, joined, whitening
+    from spmd_rl.distributed.gather import gather
+    from spmd_rl.worker.gae_estimator import GaeEstimator
     from spmd_rl.worker.shard_saver import ShardSaver
 
     found: dict = {}
     trainer = _start(given, world)
     samples, travelled = _exchange(given, trainer, world)
     found["images"] = travelled
-    trainer.put("advantages", advantages_of(samples))
     total = sum(sample.loss_tokens for sample in samples.values())
     trainer.put("weights", dict.fromkeys(samples, 1.0 / total))
-    trainer.put("returns", {id: 0.1 * id - 0.5 for id in samples})
+    earned = advantages_of(samples)
 
     def step() -> dict:
-        trainer.score("policy")
-        trainer.score("critic")
-        learned = {name: trainer.learn(name, 0, RATE) for name in ("critic", "policy")}
+        """One of PPO, as controller/session.py has the ranks do it."""
+        for model in ("policy", "reference", "critic"):
+            trainer.score(model)
+        scored = _masked(trainer, "policy_logprobs", "reference_logprobs", "values")
+        perturb(trainer.samples.values())
+        estimator = GaeEstimator(trainer)
+        mine = estimator.estimate_gae({id: earned[id] for id in trainer.samples}, BETA).told
+        told = [one for each in gather(mine, world.payload) for one in each]
+        spreads = {name: joined(Spread.of(one[name]) for one in told) for name in GAE_SPREADS}
+        estimator.whiten("advantages", *whitening(spreads["advantages"].moments))
+        found["told"] = {name: dataclasses.asdict(spread) for name, spread in spreads.items()}
+        found["fields"] = _fields(trainer)
+        found["masked"] = scored and _masked(trainer, "advantages", "returns", "weights")
+        for sample in trainer.samples.values():
+            if "values" in sample.fields:  # as if updates had come before this one
+                sample.fields["values"] = sample.fields["values"] + shift(sample)
+        before = {name: tensor.clone() for name, tensor in trainer.models["critic"].weights().items()}
+        learned = {"critic": trainer.learn("critic", 0, RATE)}
+        found["gradients"] = compare(trainer.learners["critic"], before, given["gradients"])[0]
+        learned["policy"] = trainer.learn("policy", 0, RATE)
+        found["moves"] = [sorted(one.moves) for one in learned.values()]
         return {name: {"sums": own_sums(one), "grad_norm": one.grad_norm} for name, one in learned.items()}
 
     found["first"] = step()
-    found["masked"] = all(
-        not sample.fields[field][~sample.loss_mask].any()
-        for sample in trainer.samples.values()
-        for field in ("policy_logprobs", "values", "advantages", "weights")
-        if field in sample.fields
-    )
+    first = {name: found[name] for name in ("told", "fields", "gradients", "moves")}
     found["values"] = trainer.place.last_stage and all("values" in one.fields for one in trainer.samples.values())
     saver, directory = ShardSaver(trainer.learners, world), Path(given["checkpoint"])
     found["bytes"] = saver.checkpoint_bytes() > 0
@@ -62,33 +79,54 @@ def _case(given: dict, world) -> dict:
     ShardSaver(trainer.learners, world).load(directory, only_weights=True)
     found["critic_alone"] = trainer.models["critic"].broken() == ""
     end_megatron()
-    found["loss_tokens"] = total
+    found |= first | {"loss_tokens": total}
     torch.distributed.barrier()
     return found
 
 
 def _start(given: dict, world):
-    """A trainer of a policy, to which a critic is added."""
+    """A trainer of a policy and a critic."""
     import torch
 
-    from spmd_rl.config.config import Config, ModelConfig
+    from spmd_rl.config.config import AlgorithmConfig, Config, ModelConfig, ParallelConfig
+    from spmd_rl.config.critic_config import CriticConfig
     from spmd_rl.models.model_shape import read_model_shape
-    from spmd_rl.training.learner import LossResult
     from spmd_rl.worker.trainer import Trainer
 
-    def value_loss(packed, values: torch.Tensor) -> LossResult:
-        loss = 0.5 * (values - packed.field("returns")).square()  # [N]
-        return LossResult(
-            total=(packed.field("weights") * loss).sum(),
-            sums={"tokens": torch.ones_like(values).sum(), "critic/value_loss": loss.detach().sum()},
-        )
+    config = Config(
+        model=ModelConfig(path=given["policy"], dtype="float32"),
+        parallel=ParallelConfig(**given["parallel"]),
+        algorithm=AlgorithmConfig(advantage="gae", kl_coefficient=BETA, kl_in_reward=True, **given["algorithm"]),
+        # The norm is computed, and the gradients stay as they are.
+        critic=CriticConfig(path=given["critic"], clip_grad=1e9),
+    )
+    return Trainer(config, read_model_shape(given["policy"]), torch.device("cpu"), world)
 
-    base = Config(model=ModelConfig(path=given["policy"], dtype="float32"))
-    config = dataclasses.replace(base, parallel=dataclasses.replace(base.parallel, **given["parallel"]))
-    trainer = Trainer(config, read_model_shape(given["policy"]), torch.device("cpu"), world)
-    shape = read_model_shape(given["critic"])
-    trainer.add("critic", trainer.built(given["critic"], shape), value_loss)
-    return trainer
+
+def shift(sample):
+    """How far the values before the update are from those of now [R]."""
+    import torch
+
+    return 0.4 * torch.sin(2.0 * torch.arange(len(sample.response)) + sample.id)
+
+
+def _masked(trainer, *fields: str) -> bool:
+    """Whether these fields are 0 where the policy did not write."""
+    return all(
+        not sample.fields[field][~sample.loss_mask].any()
+        for sample in trainer.samples.values()
+        for field in fields
+        if field in sample.fields
+    )
+
+
+def _fields(trainer) -> dict[int, dict[str, list[float]]]:
+    """What this rank's samples got at their loss tokens, on ranks that report."""
+    return {
+        id: {name: sample.at_loss_tokens(name).tolist() for name in ("values", "advantages", "returns")}
+        for id, sample in trainer.samples.items()
+        if trainer.place.reports and sample.loss_tokens
+    }
 
 
 def _exchange(given: dict, trainer, world) -> tuple[dict, bool]:

@@ -16,15 +16,14 @@ import torch
 from spmd_rl.distributed.gather import gather
 from spmd_rl.distributed.layout import TrainLayout
 from spmd_rl.errors import ConfigError, Problem
-from spmd_rl.models import FAMILIES
-from spmd_rl.models.model_shape import ModelShape, read_model_shape
+from spmd_rl.models.model_shape import ModelShape, read_model_shape, with_value_head
 from spmd_rl.weights.families import hf_shard
 from spmd_rl.weights.files.checkpoint_job import Job, Unit, fingerprint, rank_and_size
 from spmd_rl.weights.files.checkpoint_layout import checkpoint_shard, extra_states, pieces_in, rank_chunks
 from spmd_rl.weights.files.checkpoint_reader import METADATA, CheckpointSource, Stored
 from spmd_rl.weights.files.checkpoint_writer import write_chunks, write_index
 from spmd_rl.weights.files.hf_extras import copy_companions, read_files, remember_files, say_value_head
-from spmd_rl.weights.files.hf_reader import HfSource
+from spmd_rl.weights.files.hf_reader import SCORE, HfSource
 from spmd_rl.weights.files.safetensors_files import SafetensorsFiles, group_tensors
 from spmd_rl.weights.files.weight_source import Source, first_difference
 from spmd_rl.weights.transfer.boxes import Box, Index, Shard, split, view
@@ -32,7 +31,7 @@ from spmd_rl.weights.transfer.boxes import Box, Index, Shard, split, view
 HF = "hf"  # in a checkpoint: the model's config.json, tokenizer and so on
 _HF = "--hf"  # the option that names a Hugging Face directory
 _VERSION = 1
-_SCORE, _HEAD = "score.weight", "lm_head.weight"
+_HEAD = "lm_head.weight"
 # Megatron has it in float32 whatever the rest is in, so a change of dtype leaves it alone.
 _KEPT = ".mlp.gate.e_score_correction_bias"
 
@@ -204,12 +203,11 @@ def open_hf(hf: Path, labels: int = 0) -> tuple[ModelShape, HfSource]:
     if shape.head == "value":
         met = f"a {shape.architecture} has a score head already"
         raise ConfigError(Problem(_HF, hf, met, "leave its head as it is"))
-    architecture = FAMILIES[shape.family].sequence_classification
-    if architecture is None:
+    valued = with_value_head(shape, labels)
+    if valued is None:
         met = f"{shape.family} models are not supported with a score head"
         raise ConfigError(Problem(_HF, hf, met, "leave its head as it is"))
-    valued = dataclasses.replace(shape, architecture=architecture, head="value", labels=labels, tied=False)
-    return valued, HfSource(hf, shape, zeros=(_SCORE,), knob=_HF)
+    return valued, HfSource(hf, shape, zeros=(SCORE,), knob=_HF)
 
 
 def open_checkpoint(checkpoint: Path, companions: Path) -> tuple[ModelShape, CheckpointSource]:

@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 
 from spmd_rl.distributed.gather import gather
-from spmd_rl.models.weight_rows import Sizes
+from spmd_rl.models.model_shape import ModelShape
 from spmd_rl.weights.families import hf_shard
 from spmd_rl.weights.files.checkpoint_job import replace_directory
-from spmd_rl.weights.files.hf_extras import copy_companions
+from spmd_rl.weights.files.hf_extras import copy_companions, say_value_head
 from spmd_rl.weights.files.hf_reader import check_headers, read_headers
 from spmd_rl.weights.files.safetensors_files import SafetensorsFiles, group_tensors
 from spmd_rl.weights.transfer.boxes import NOTHING, Box, Shard
@@ -38,14 +38,17 @@ class ExportSettings:
 def export_hf(
     path: str | Path,
     source: str | Path,
-    shape: Sizes,
+    shape: ModelShape,
     shards: Sequence[Shard],
     params: Mapping[str, torch.Tensor],
     rank: int = 0,
     control: dist.ProcessGroup | None = None,
     settings: ExportSettings = ExportSettings(),
+    stored: ModelShape | None = None,
 ) -> None:
     """Write the directory `path`, all ranks together: the weights in `params`, everything else from `source`.
+
+    `stored`: the shape of the model in `source`, where that has no score head and `shape` has.
 
     `shards`: every rank's source shard; `params`: this rank's. `control`: a group for small things that the ranks tell
     each other. The directory has the tensors that `source` has (but no rotary tables). One that is there already is
@@ -64,7 +67,7 @@ def export_hf(
         transfer.run(params, {})
         return
 
-    check_headers(source, headers, shape)
+    check_headers(source, headers, stored or shape)
     check_target(path, source)
     partial = path.with_name(path.name + ".partial")
     if partial.exists():
@@ -72,6 +75,8 @@ def export_hf(
     partial.mkdir(parents=True)
     dtype_of = {name: settings.dtype or dtypes.of(model.by_param[name][0].tensor) for name in model.params}
     copy_companions(source, partial, next(iter(dtype_of.values())))
+    if stored is not None:
+        say_value_head(partial, shape)
     bytes_of = {name: math.prod(size) * dtype_of[name].itemsize for name, size in model.params.items()}
     files = SafetensorsFiles(partial, group_tensors(bytes_of, settings.file_bytes), model.params, dtype_of)
     files.create()

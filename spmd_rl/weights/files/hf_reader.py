@@ -19,6 +19,8 @@ from spmd_rl.weights.transfer.boxes import Box, Index, Shard
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+SCORE = "score.weight"
+"""The head of a model that scores."""
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """By the names that safetensors has for them."""
 # Tensors that some directories hold besides the model's parameters and that say nothing new: rotary tables.
@@ -103,9 +105,15 @@ class HfSource:
         self._touched += rows * header.shape[-1] * self.dtype(box.tensor).itemsize
 
 
-def load_shard(path: str | Path, shard: Shard, parameters: Mapping[str, torch.Tensor], shape: Sizes) -> None:
+def load_shard(
+    path: str | Path,
+    shard: Shard,
+    parameters: Mapping[str, torch.Tensor],
+    shape: Sizes,
+    zeros: Collection[str] = (),
+) -> None:
     """Fill a shard's parameters (name -> tensor) from a directory; see HfSource and fill_shard."""
-    fill_shard(HfSource(path, shape), shard, parameters)
+    fill_shard(HfSource(path, shape, zeros), shard, parameters)
 
 
 def check_headers(path: str | Path, headers: Mapping[str, Header], shape: Sizes, knob: str = "model.path") -> None:
@@ -116,8 +124,8 @@ def check_headers(path: str | Path, headers: Mapping[str, Header], shape: Sizes,
 
     expected = hf_tensors(shape)
     missing = [name for name in expected if name not in headers]
-    if missing == ["score.weight"]:
-        met = "lacks score.weight, its score head: its config.json names a model that scores, its weights are another's"
+    if missing == [SCORE]:
+        met = f"lacks {SCORE}, its score head: its config.json names a model that scores, its weights are another's"
         raise refused(met, "fetch them again, or train a head first")
     if missing:
         raise refused(f"lacks {some(missing)}", "its config.json describes another model")

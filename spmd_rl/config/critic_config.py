@@ -1,0 +1,36 @@
+"""Hold what can be set of PPO's critic: what it begins as, and how it learns."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from spmd_rl.config.fields import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat
+
+
+@dataclass(frozen=True)
+class CriticConfig:
+    path: str | None = None
+    """Hugging Face directory that the critic begins as: a ...ForSequenceClassification model, such as a trained reward
+    model, or a ...ForCausalLM one, which gets a value head of zeros. It needs the policy's tokenizer. None: the
+    policy's directory."""
+    label: NonNegativeInt | None = None
+    """Which of the outputs of critic.path is the value, counted from 0; needed where it has several."""
+    warmup_steps: NonNegativeInt = 0
+    """Rounds at the beginning in which the critic alone learns, and the policy stays as it is."""
+    learning_rate: NonNegativeFloat = 5e-6
+    """At its highest, after its own warm-up."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """As train.schedule."""
+    learning_rate_warmup_steps: NonNegativeInt = 0
+    """Rounds in which the learning rate rises from 0."""
+    min_learning_rate: NonNegativeFloat = 0.0
+    """Learning rate at the end of the schedule."""
+    weight_decay: NonNegativeFloat = 0.01
+    """Decoupled from the gradient (AdamW)."""
+    adam_beta1: Fraction = 0.9
+    """As train.adam_beta1."""
+    adam_beta2: Fraction = 0.95
+    """As train.adam_beta2."""
+    adam_epsilon: PositiveFloat = 1e-8
+    """As train.adam_epsilon."""
+    clip_grad: NonNegativeFloat = 1.0
+    """Largest norm of the critic's gradient over all ranks. 0: not clipped."""

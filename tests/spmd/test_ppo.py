@@ -1,0 +1,128 @@
+"""PPO as a user starts it: what a run leaves behind, and that it goes on as if it had never stopped."""
+
+import json
+import os
+import subprocess
+
+import pytest
+import torch
+from tiny_run import make_tiny_run, tiny_rule, tiny_settings
+
+from spmd_rl.analysis.compare_runs import compare
+from spmd_rl.config.check_critic import read_critic
+from spmd_rl.config.loading import load_config
+from spmd_rl.testing.launcher import environment, torchrun
+from spmd_rl.weights.files.hf_reader import check_headers, read_headers
+
+pytestmark = pytest.mark.engine
+
+STEPS = 4
+SETTINGS = {
+    "algorithm": {
+        "advantage": "gae",
+        "lam": 0.9,
+        "kl_coefficient": 0.05,
+        "kl_in_reward": True,
+        "kl_control": "adaptive",
+        "kl_target": 1e-4,
+        "kl_horizon": 100,
+    },
+    "critic": {"learning_rate": 1e-3, "warmup_steps": 1},
+    "train": {"steps": STEPS, "epochs": 2, "minibatches": 2, "shuffle_mini_batch": True},
+    "evaluation": {"before": False, "after": False},
+    "checkpoint": {"every_steps": 2, "keep_last": 9},
+}
+
+
+def ppo(root, name: str, *more: str) -> str:
+    words = tiny_settings(root, run={"dir": root / name}, **SETTINGS)
+    command = torchrun(2, "-m", "spmd_rl.ppo", *words, *tiny_rule(root), *more)
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A run of PPO with a critic that begins as the policy, and the same run from its second step on."""
+    root = tmp_path_factory.mktemp("ppo")
+    make_tiny_run(root)
+    output = ppo(root, "whole")
+    ppo(root, "rest", "--checkpoint.resume", str(root / "whole" / "checkpoints" / "step_000002"))
+    rows = [json.loads(line) for line in (root / "whole" / "metrics.jsonl").read_text().splitlines()]
+    return root, output, rows
+
+
+def test_a_run_says_what_its_critic_begins_as_and_how_it_does(finished):
+    root, output, _ = finished
+    assert f"critic: begins as {root / 'model'}, with a value head of zeros" in output
+    assert output.count("value loss") == STEPS and output.count("explained") == STEPS
+    assert str(root / "whole" / "hf_critic") in output
+
+
+def test_the_metrics_have_their_names_and_the_phases_fit_into_the_step(finished):
+    *_, rows = finished
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    for row in rows:
+        for name in """timing/all timing/rollout timing/old_log_p timing/reference_model timing/critic_model timing/adv
+            timing/update_critic timing/reshard_to_infer timing/reshard_to_train timing/critic_onload
+            timing/critic_offload timing/kl timing/ref_onload timing/resharding_to_infer
+            timing/non_overlap_reference_model memory/critic_model/peak_bytes memory/update_critic/peak_bytes actor/lr
+            critic/lr
+            critic/grad_norm critic/vf_loss critic/vf_clipfrac critic/explained_variance kl/beta kl/mean
+            critic/score/mean critic/score/max critic/score/min critic/rewards/mean critic/advantages/mean
+            critic/returns/mean critic/values/mean variety_rewards/mean e2e_tps vllm_tps""".split():
+            assert name in row, name
+        assert not any(name.startswith("grpo/") for name in row)
+        assert row["critic/advantages/mean"] == pytest.approx(0.0, abs=1e-6)
+        phases = "rollout old_log_p update reference_model reshard_to_train reshard_to_infer critic_model update_critic"
+        parts = sum(row.get(f"timing/{phase}", 0.0) for phase in phases.split())
+        assert row["timing/all"] >= parts + row["timing/non_overlap_rule_reward"]
+    for row in rows[1:]:
+        for name in "actor/entropy actor/pg_loss actor/pg_clipfrac actor/ppo_kl grad_norm update_tps".split():
+            assert name in row, name
+
+
+def test_the_critic_alone_learns_in_its_warm_up(finished):
+    *_, rows = finished
+    assert "grad_norm" not in rows[0] and "critic/grad_norm" in rows[0]
+    assert rows[1]["kl/mean"] == 0.0, "the policy was still the reference"
+    assert rows[2]["kl/mean"] > 0.0 < rows[1]["grad_norm"]
+
+
+def test_a_critic_without_an_idea_begins_at_0_and_gets_one(finished):
+    *_, rows = finished
+    assert rows[0]["critic/values/max"] == rows[0]["critic/values/min"] == 0.0
+    assert rows[-1]["critic/values/max"] > rows[-1]["critic/values/min"]
+
+
+def test_beta_is_led_by_the_divergence_from_the_next_step_on(finished):
+    *_, rows = finished
+    beta = 0.05
+    for row in rows:
+        assert row["kl/beta"] == beta
+        beta *= 1.0 + min(max(row["kl/mean"] / 1e-4 - 1.0, -0.2), 0.2) * 16 / 100
+        paid = row["critic/score/mean"] - row["critic/rewards/mean"]
+        assert (paid > 1e-6) == (row["kl/mean"] > 0.0)
+
+
+def test_a_run_that_goes_on_is_the_one_that_never_stopped_bit_for_bit(finished):
+    root, *_ = finished
+    found = compare(root / "whole", root / "rest", range(3, STEPS + 1))
+    assert found.difference is None
+    assert found.steps == (3, 4) and found.samples == 32
+    weights = read_headers(root / "whole" / "hf").keys(), read_headers(root / "whole" / "hf_critic").keys()
+    assert found.parameters == sum(map(len, weights))
+
+
+def test_the_exported_critic_is_a_model_that_scores_and_a_run_can_begin_with_it(finished):
+    from transformers import AutoModelForSequenceClassification
+
+    root, *_ = finished
+    exported = root / "whole" / "hf_critic"
+    model = AutoModelForSequenceClassification.from_pretrained(exported, dtype=torch.float32)
+    assert model.config.num_labels == 1 and model.score.weight.abs().max() > 0
+    source = read_critic(load_config(["--model.path", str(root / "model"), "--critic.path", str(exported)]))
+    assert not source.new_head
+    check_headers(exported, read_headers(exported), source.stored)
+    assert {"tokenizer.json", "config.json"} <= set(os.listdir(exported))
