@@ -139,21 +139,18 @@ def run_rank(program: Program, started: Started) -> None:
 
 def _prepare(program: Program) -> tuple[Platform, list[str]]:
     """Make this machine ready for torch, Megatron and vLLM; returns its record and what was patched."""
-    platform = current(program.platform)
+    platform, config = current(program.platform), program.config
+    rollout = config.rollout
     platform.set_environment()
+    sharing = rollout.tensor * rollout.data
+    variables = platform.set_model_environment(program.shape, rollout.tensor, sharing, rollout.max_sequences)
+    # Refuses a model that vLLM has no kernels for here.
+    platform.engine_model_options(config.model.path, program.shape, rollout.block_tokens, config.model.knob)
     from spmd_rl.patches import megatron_core, vllm
     from spmd_rl.patches.patch import apply_all
 
     applied = apply_all((megatron_core.PATCHES if program.trains else ()) + vllm.PATCHES, platform.patches)
-    config = program.config
-    # Refuses a model that vLLM has no kernels for here.
-    rollout = config.rollout
-    platform.engine_model_options(config.model.path, program.shape, rollout.block_tokens, config.model.knob)
-    sharing = rollout.tensor * rollout.data
-    return platform, [
-        *applied,
-        *platform.set_model_environment(program.shape, rollout.tensor, sharing, rollout.max_sequences),
-    ]
+    return platform, [*applied, *variables]
 
 
 class Training:
