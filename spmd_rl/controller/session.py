@@ -196,15 +196,17 @@ class Step:
 
     def rewards_with_kl(self) -> list[float]:
         """Return each sample's reward less what its divergence from the reference costs, where it was exchanged."""
-        coefficient, batch = self.config.algorithm.kl_coefficient, self.batch
+        control, batch = self.session.kl_control, self.batch
+        beta = control.beta
         with self.timed(Phase.ADVANTAGE):
             found = self.ranks.sample_kl() if self.plan is not None else {}
         if found:
             tokens = {ticket.id: max(ticket.loss_tokens, 1) for ticket in batch.tickets}
             mean = sum(kl / tokens[sample] for sample, kl in found.items()) / len(found)
-            self.log.add_all({"kl/beta": coefficient, "kl/mean": mean})
+            self.log.add_all({"kl/beta": beta, "kl/mean": mean})
+            control.update(mean, len(found))
         earned = zip(batch.tickets, batch.rewards, strict=True)
-        return [reward - coefficient * found.get(ticket.id, 0.0) for ticket, reward in earned]
+        return [reward - beta * found.get(ticket.id, 0.0) for ticket, reward in earned]
 
     def put(self, field: str, values: Mapping[int, float]) -> None:
         """Set a field of exchanged samples, by id: one number for each of a sample's loss tokens."""
