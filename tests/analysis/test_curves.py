@@ -17,6 +17,7 @@ from spmd_rl.analysis.curves import (
     smoothing_window,
 )
 from spmd_rl.analysis.figures import draw_all
+from spmd_rl.analysis.panels import topics
 
 
 def step(number: int, **others) -> dict:
@@ -76,6 +77,38 @@ def test_runs_with_different_metrics_are_drawn_together_and_what_is_missing_is_s
     page = as_page([short, long, evaluated], pictures, notes)
     assert "![Reward](reward.png)" in page and "| reward | 0.1 → 0.2 |" in page and "not measured" in page
     assert "All settings are the same." in page
+
+
+def test_a_run_of_ppo_is_drawn_over_one_of_grpo_with_a_picture_of_its_critic(tmp_path):
+    ppo = [
+        {
+            "step": n,
+            "critic/rewards/mean": n / 9,
+            "critic/values/mean": n / 10,
+            "critic/explained_variance": 0.1,
+            "kl/beta": 0.1,
+        }
+        | {
+            "timing/all": 9.0,
+            "timing/update_critic": 3.0,
+            "timing/critic_model": 1.0,
+            "acc_rewards/mean": 1.0,
+            "b_rewards/mean": 1.0,
+        }
+        for n in range(1, 9)
+    ]
+    grpo = [
+        {"step": n, "grpo/rewards/mean": n / 9, "grpo/acc_rewards/mean": 1.0, "acc_rewards/mean": 1.0} for n in (1, 2)
+    ]
+    runs = [Run("ppo", ppo), Run("grpo", grpo)]
+    pictures, _ = draw_all(runs, tmp_path)
+    assert {"critic.png", "reward.png", "time.png"} <= set(pictures)
+    seconds = phase_seconds(runs[0])
+    assert (seconds["update"][0], seconds["critic"][0], seconds["other"][0]) == (3.0, 1.0, 5.0)
+    panels = {panel.title: panel.names for _, _, panels in topics(runs) for panel in panels}
+    assert panels["Rule acc"] == ("acc_rewards/mean", "grpo/acc_rewards/mean") and panels["Rule b"] == (
+        "b_rewards/mean",
+    )
 
 
 def test_rows_without_anything_to_draw_are_refused(tmp_path):

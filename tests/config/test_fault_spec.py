@@ -128,3 +128,14 @@ def test_faults_stand_in_a_file_as_on_the_command_line_and_do_not_keep_a_run_fro
     (tmp_path / "short.yaml").write_text("model:\n  path: model\ninject:\n- kill:rank=1,step=3\n")
     assert load_config(["--config", str(tmp_path / "short.yaml")]).inject == ("kill:rank=1,step=3",)
     assert resume_problems({"inject": []}, {"inject": ["kill"]}, ()) == []
+
+
+def test_a_critic_suffers_in_phases_of_its_own():
+    assert read_fault("nan:phase=update_critic,of=loss").verb == "learn"
+    (problem,) = fault_problems(config("nan:phase=update_critic"), 2)
+    assert "phase = update_critic: algorithm.advantage = grpo has no critic" in str(problem)
+    critic = load_config(
+        ["--model.path", "model", "--algorithm.advantage", "gae", "--inject", "kill:phase=critic_model,rank=1"]
+        + ["slow:phase=adv,rank=1,seconds=1", "nan:phase=update_critic"]
+    )
+    assert fault_problems(critic, 2) == []

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from spmd_rl.doctor.finding import Finding
+from spmd_rl.doctor.local import Here, local_findings, read_config
 from spmd_rl.doctor.machine import devices, in_bytes, open_files, run_directory, shared_memory, vector_units
 
 
@@ -98,3 +100,24 @@ def test_a_cpu_without_avx_512_is_said_with_what_to_take():
     [finding] = vector_units("fpu sse2 avx avx2 fma")
     assert finding.found == "no AVX-512 (avx2, avx)" and "float32" in finding.fix
     assert vector_units("avx avx2 avx512f avx512_bf16") == vector_units("") == []
+
+
+def test_a_critic_counts_for_the_room_that_a_checkpoint_takes_and_must_be_there(tmp_path):
+    for name, size in (("policy", 3 << 20), ("critic", 2 << 20)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+        (tmp_path / name / "model.safetensors").write_bytes(bytes(size))
+    words = ["--model.path", str(tmp_path / "policy"), "--run.dir", str(tmp_path / "run"), "--run.platform", "cpu"]
+
+    def found(*more: str) -> dict[str, Finding]:
+        config = read_config([*words, *more])
+        return {row.check: row for row in local_findings(Here("cpu", 1, 1, 1, config), measure_disk=False)}
+
+    ppo = ("--algorithm.advantage", "gae")
+    critic = ("--critic.path", str(tmp_path / "critic"))
+    for more, mib in (((), 21), (ppo, 42), ((*ppo, *critic), 35)):
+        assert f"checkpoints of up to {mib}.0 MiB" in found(*more)["disk space"].found
+    assert "critic" not in found(*ppo)
+    assert found(*ppo, *critic)["critic"].found == f"{tmp_path / 'critic'}: 2.0 MiB of weights"
+    lost = found(*ppo, "--critic.path", "nowhere")["critic"]
+    assert (lost.verdict, lost.found) == ("stop", "critic.path = nowhere: no config.json there")

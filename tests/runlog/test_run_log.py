@@ -250,6 +250,17 @@ def test_so_many_updates_in_a_row_that_were_skipped_end_the_run_and_one_that_was
     assert "step 1: the update was skipped: the norm is inf" in capsys.readouterr().out
 
 
+def test_a_critic_whose_updates_are_made_does_not_hide_that_the_policys_are_not(tmp_path, capsys):
+    config = replace(CONFIG, train=replace(CONFIG.train, max_skipped=2))
+    with pytest.raises(RuntimeError, match="so many updates of the critic in a row were skipped"):
+        with RunLog(config, tmp_path / "run", 2) as log, log.step(1):
+            log.learning({}, "the norm is nan", "policy")
+            for _ in range(2):
+                log.learning({}, "the norm is inf", "critic")
+                log.learning({}, "", "policy")
+    assert "step 1: the update of the critic was skipped: the norm is inf" in capsys.readouterr().out
+
+
 def test_steps_in_which_the_rules_failed_on_every_sample_are_said_and_so_many_in_a_row_end_the_run(tmp_path, capsys):
     config = replace(CONFIG, reward=replace(CONFIG.reward, max_failed_steps=2))
     with pytest.raises(RuntimeError, match="reward.max_failed_steps = 2: .*step 4: .* 75% crashed, 25% took too long"):
