@@ -5,8 +5,10 @@ left out, which are given what they would have found.
 """
 
 import random
+import re
 import warnings
 from collections import defaultdict
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -106,6 +108,8 @@ def computed_by_trl(trainer_class, batch, masked=True, **settings):
             gradient_accumulation_steps=3,  # not a multiple of steps_per_generation x num_iterations
             delta=settings.get("delta"),
             use_bias_correction_kl=False,
+            sapo_temperature_pos=1.0,
+            sapo_temperature_neg=1.0,
         ),
         num_iterations=2,
         num_generations=SAMPLES,
@@ -242,6 +246,14 @@ def test_a_correction_has_trls_loss_and_gradient(trl, batch, method, name):
     check_equal(ours, computed_by_trl(trl.GRPOTrainer, batch, **theirs, **on))
     off = computed_by_us(batch, **settings)
     assert (ours[0] - off[0]).abs() > 1e-4, "the case is too easy: the weights change nothing"
+
+
+def test_the_loss_of_ones_own_in_the_docs_is_trls_sapo(trl, batch, tmp_path):
+    page = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text()
+    (source,) = [block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "def soft_gate" in block]
+    (tmp_path / "mine.py").write_text(source)
+    *ours, _ = computed_by_us(batch, loss=f"{tmp_path / 'mine.py'}:soft_gate", loss_reduction="sequence_mean")
+    check_equal(ours, computed_by_trl(trl.GRPOTrainer, batch, loss_type="sapo"))
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.2])
