@@ -83,6 +83,8 @@ def _case(case: dict, world, platform) -> dict:
     with learner.optimizer.on_device():
         pass
     compared = compare(learner, before, case["gradients"]) if "gradients" in case else ({}, {})
+    with learner.optimizer.on_device():  # its moments are read
+        skipped = skips_what_is_not_finite(learner, world.rank == world.size - 1)
     return {
         "grad_norm": learned.grad_norm,
         "sums": own_sums(learned),
@@ -92,7 +94,7 @@ def _case(case: dict, world, platform) -> dict:
         "gradients": compared[0],
         "steps": compared[1],
         "limits": kept,
-        "skipped": skips_what_is_not_finite(learner, world.rank == world.size - 1),
+        "skipped": skipped,
     }
 
 
