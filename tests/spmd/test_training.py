@@ -16,7 +16,7 @@ ALGORITHM = {"kl_coefficient": 0.1, "entropy_coefficient": 0.01}
 METHODS = {
     "": {},
     "gspo": {"loss": "gspo", "correction": "sequence_truncate", "clip_low": 1e-3, "clip_high": 1e-3},
-    "rloo": {"loss": "rloo", "correction": "geometric_mask(low=0.4, high=2.5)", "clip_low": 0.05, "clip_high": 0.05},
+    "rloo": {"loss": "rloo", "correction": "geometric_mask(low=0.2, high=5)", "clip_high": 0.05},
 }
 TEMPERATURE = 0.8
 BUDGET = 70
