@@ -207,7 +207,9 @@ class Training:
         )
         if resumed is not None:
             with doing(f"loads {resumed.saved.path}"):
-                self.worker.saver.load(resumed.saved.path, resumed.only_weights)
+                anew = self.worker.saver.load(resumed.saved.path, resumed.only_weights)
+            if anew and world.rank == 0:
+                self.log.note(f"{resumed.saved.path} has no {' and no '.join(anew)}, which begins anew")
         if faults is not None:
             faults.attach(self.worker)
         return self.worker

@@ -59,10 +59,11 @@ def read_critic(config: Config) -> CriticSource:
 
 
 def ppo_problems(config: Config, model: ModelShape | None) -> list[Problem]:
-    """Return all that is wrong with the settings of PPO; `model`: the policy."""
+    """Return all that is wrong with the settings of PPO, and of the weight of a divergence; `model`: the policy."""
+    problems = _kl(config.algorithm, config.train.prompts_per_step)
     if not config.algorithm.uses_critic:
-        return _unused(config)
-    problems = _kl(config.algorithm, config.train.prompts_per_step) + _learning(config)
+        return problems + _unused(config)
+    problems += _learning(config)
     if model is None:
         return problems
     try:
@@ -77,13 +78,12 @@ def ppo_problems(config: Config, model: ModelShape | None) -> list[Problem]:
 
 
 def _unused(config: Config) -> list[Problem]:
-    """Return a problem for each setting of PPO that another algorithm would leave aside."""
-    advantage = config.algorithm.advantage
-    adaptive = "adaptive" if config.algorithm.kl_control == "adaptive" else None
-    asked = {"critic.path": config.critic.path, "algorithm.kl_control": adaptive}
-    met = f"algorithm.advantage = {advantage} has no critic, so nothing would come of it"
+    """Return a problem where a critic was named that another algorithm would leave aside."""
+    if not config.critic.path:
+        return []
+    met = f"algorithm.advantage = {config.algorithm.advantage} has no critic, so nothing would come of it"
     way = f"set algorithm.advantage to {GAE} and start spmd_rl.ppo, or leave it out"
-    return [Problem(knob, value, met, way) for knob, value in asked.items() if value]
+    return [Problem("critic.path", config.critic.path, met, way)]
 
 
 def _kl(algorithm: AlgorithmConfig, prompts: int) -> list[Problem]:
@@ -122,8 +122,6 @@ def _learning(config: Config) -> list[Problem]:
 def ppo_notes(config: Config) -> list[str]:
     """Return what works and is worth knowing."""
     algorithm = config.algorithm
-    if not algorithm.uses_critic:
-        return []
     said = []
     if algorithm.kl_control == "adaptive" and algorithm.kl_target > _FAR:
         said.append(

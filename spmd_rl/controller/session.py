@@ -211,7 +211,8 @@ class Step:
     def put(self, field: str, values: Mapping[int, float]) -> None:
         """Set a field of exchanged samples, by id: one number for each of a sample's loss tokens."""
         if self.plan is not None:
-            with self.timed(Phase.UPDATE):
+            first = "critic" if self.config.algorithm.uses_critic else "policy"  # in its warm-up it learns alone
+            with self.timed(UPDATING[first]):
                 ids = [i for minibatch in self.plan.minibatches for i in minibatch.ids]
                 self.ranks.put(field, {i: values[i] for i in ids})
 

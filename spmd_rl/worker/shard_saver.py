@@ -153,17 +153,22 @@ class ShardSaver:
                 hashing.wait()
         return None if hashing.is_alive() else hashing.found
 
-    def load(self, directory: Path, only_weights: bool) -> None:
-        """Take up training where a checkpoint left it, or its weights alone."""
+    def load(self, directory: Path, only_weights: bool) -> list[str]:
+        """Take up training where a checkpoint left it, or its weights alone.
+
+        Returns the learners that begin anew: of the weights alone those that the checkpoint's run did not have.
+        """
+        anew = []
         if only_weights:
             for name, learner in self._learners.items():
                 if name != "policy" and not _directory(directory, name).is_dir():
-                    continue  # of a run that had none: it begins anew
+                    anew.append(name)
+                    continue
                 take_turns(self._learners, name)
                 source = CheckpointSource(_directory(directory, name), learner.model.shape)
                 fill_shard(source, learner.model.shard, learner.model.weights())
                 learner.optimizer.take_weights()
-            return
+            return anew
         for name, state in self._states.items():
             take_turns(self._learners, name)
             state.load(_directory(directory, name))
@@ -174,6 +179,7 @@ class ShardSaver:
                 _restore_generators(json.loads(mine.read_text()))
             except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
                 raise ValueError(f"{mine}: no states of random generators ({type(error).__name__}: {error})") from error
+        return anew
 
 
 class _Hashing(threading.Thread):

@@ -118,10 +118,16 @@ def test_what_cannot_work_is_refused_with_the_setting_and_the_way_out(problems, 
     assert any(said in problem for problem in found), found
 
 
-def test_settings_that_nothing_would_come_of_are_refused(problems):
-    found = problems(KL + ADAPTIVE, advantage="grpo", **SCORES)
-    assert [problem.partition(" = ")[0] for problem in found] == ["critic.path", "algorithm.kl_control"]
-    assert all("set algorithm.advantage to gae and start spmd_rl.ppo, or leave it out" in one for one in found)
+def test_a_critic_that_nothing_would_come_of_is_refused(problems):
+    (found,) = problems(KL + ADAPTIVE, advantage="grpo", **SCORES)
+    assert found.startswith("critic.path = ")
+    assert "set algorithm.advantage to gae and start spmd_rl.ppo, or leave it out" in found
+
+
+def test_the_weight_of_a_divergence_is_looked_at_whatever_the_advantage(problems):
+    assert problems(KL + ADAPTIVE, advantage="reinforce_plus_plus") == []
+    (found,) = problems(KL + ADAPTIVE + "--algorithm.kl_horizon 5", advantage="reinforce_plus_plus")
+    assert found.startswith("algorithm.kl_horizon = 5.0")
 
 
 def test_each_loop_refuses_the_settings_of_the_other(words):

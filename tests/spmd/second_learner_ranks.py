@@ -76,8 +76,17 @@ def _case(given: dict, world) -> dict:
     found["resumed"] = step() | {"weights": _weights(trainer)}
     end_megatron()
     trainer = _start(given, world)
-    ShardSaver(trainer.learners, world).load(directory, only_weights=True)
-    found["critic_alone"] = trainer.models["critic"].broken() == ""
+    saver = ShardSaver(trainer.learners, world)
+    found["critic_alone"] = saver.load(directory, only_weights=True) == [] and not trainer.models["critic"].broken()
+    # As if GRPO had saved it.
+    torch.distributed.barrier()
+    if world.rank == 0:
+        (directory / "training_critic").rename(directory.parent / "of_the_critic")
+    torch.distributed.barrier()
+    found["policy_alone"] = saver.load(directory, only_weights=True) == ["critic"]
+    torch.distributed.barrier()
+    if world.rank == 0:
+        (directory.parent / "of_the_critic").rename(directory / "training_critic")
     end_megatron()
     found |= first | {"loss_tokens": total}
     torch.distributed.barrier()

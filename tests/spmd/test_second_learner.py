@@ -143,7 +143,7 @@ def test_both_go_on_from_a_checkpoint_bit_for_bit(found):
     for number, ranks in enumerate(cases):
         for rank in ranks:
             assert rank["saved"] is None
-            assert rank["bytes"] and rank["critic_alone"]
+            assert rank["bytes"] and rank["critic_alone"] and rank["policy_alone"]
             assert rank["resumed"] == rank["second"]
         places = {place.name for place in (root / f"checkpoint_{number}").iterdir() if place.is_dir()}
         assert places == {"training", "training_critic"}
