@@ -306,6 +306,7 @@ def test_sigterm_ends_all_ranks_within_ten_seconds(tiny_models, tmp_path):
         running.kill()
 
 
+@pytest.mark.slow  # tests/spmd/test_faults.py has another error of a rank
 def test_a_rank_that_raises_ends_the_run_with_its_traceback(tiny_models, rules, tmp_path):
     running = start(
         flags(
