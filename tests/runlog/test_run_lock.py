@@ -95,12 +95,16 @@ def test_a_run_of_another_machine_is_there_as_long_as_it_beats(tmp_path):
         "while True:\n"
         "    holder['beat'] += 1\n"
         "    open(sys.argv[1], 'r+').write(json.dumps(holder))\n"
+        "    print('beats', flush=True)\n"
         "    time.sleep(0.2)\n"
     )
-    with subprocess.Popen([sys.executable, "-c", beat, str(tmp_path / LOCK)]) as process:
-        with pytest.raises(ValueError, match="another run is in it: process 7 on node1, since 12:00"):
-            RunLock(tmp_path, print)
-        process.kill()
+    with subprocess.Popen([sys.executable, "-c", beat, str(tmp_path / LOCK)], stdout=subprocess.PIPE) as process:
+        try:
+            process.stdout.readline()
+            with pytest.raises(ValueError, match="another run is in it: process 7 on node1, since 12:00"):
+                RunLock(tmp_path, print)
+        finally:
+            process.kill()
 
 
 def test_a_run_that_was_taken_for_dead_hears_of_it(tmp_path):
