@@ -13,10 +13,11 @@ from spmd_rl.testing.launcher import environment, torchrun
 sys.path.insert(0, str(ROOT / "tools"))
 import chaos
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow]
-
 # The nightly set kills more often (launch/test.sh).
 KILLS = int(os.environ.get("SPMD_RL_KILLS", "3"))
+# A kill costs a start, and so it is the deadline's measure.
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(600 * (KILLS + 2))]
+
 STEPS = 4 * KILLS + 8
 
 
