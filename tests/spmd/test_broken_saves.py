@@ -11,6 +11,7 @@ from spmd.hostile import Trap
 from spmd.ranks import run_ranks
 
 MIB = 1 << 20
+ALL_LOADED = [[], []]  # on neither rank does a learner begin anew
 TRAPS = {"index": ".metadata", "common": "common.pt", "object": "more.distcp"}
 HARMED = [
     ("training/.metadata", "missing"),
@@ -109,7 +110,8 @@ def test_ranks_tell_each_other_things_of_unequal_length(outcomes):
 
 def test_a_pickle_that_runs_something_is_refused_by_file_and_name_and_is_not_run(outcomes):
     said, root = outcomes
-    assert said["whole: save"] == said["whole"] == [None, None]
+    assert said["whole: save"] == [None, None]
+    assert said["whole"] == ALL_LOADED
     for kind, file in TRAPS.items():
         for text in said[kind]:
             assert str(root / kind / "training" / file) in text and "it names " in text and "open" in text, text
@@ -157,6 +159,7 @@ def test_what_is_not_finite_is_not_saved_and_its_rank_and_name_are_told(outcomes
 
 def test_the_next_save_works_and_no_process_stays(outcomes):
     said, _ = outcomes
-    for name in ("room again", "after all", "after all: load", "sound again"):
+    for name in ("room again", "after all", "sound again"):
         assert said[name] == [None, None], name
+    assert said["after all: load"] == ALL_LOADED
     assert said["children"] == [[], []]
