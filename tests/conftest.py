@@ -63,6 +63,7 @@ def tiny_models(tmp_path_factory):
         "qwen3_moe": make_tiny(root / "qwen3_moe", "qwen3_moe"),
         "deepseek_v3": make_tiny(root / "deepseek_v3", "deepseek_v3"),
         "deepseek_v3-yarn": make_tiny(root / "deepseek_v3-yarn", "deepseek_v3", q_lora_rank=None, rope_parameters=YARN),
+        "qwen2_5_vl": make_tiny(root / "qwen2_5_vl", "qwen2_5_vl"),
     }
     for directory in directories.values():
         make_tokenizer(directory)

@@ -33,7 +33,7 @@ DOORS = {
     "vllm": ("rollout/", "patches/"),
     "vllm_ascend": ("rollout/", "patches/"),
     "torch_npu": ("platforms/npu.py",),
-    "transformers": ("data/", "training/model.py"),
+    "transformers": ("data/", "training/vision.py"),
     "datasets": ("data/sources/tables.py",),
     "pyarrow": ("data/sources/tables.py", "data/sources/prepared.py"),
     "reasoning_gym": ("data/sources/tasks.py",),

@@ -4,9 +4,26 @@ import json
 import shutil
 from pathlib import Path
 
-FAMILIES = ("llama", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "deepseek_v3")
+FAMILIES = ("llama", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "deepseek_v3", "qwen2_5_vl")
 
 
+_STEMS = ("Llama", "Qwen2", "Qwen3", "Qwen2Moe", "Qwen3Moe", "DeepseekV3", "Qwen2_5_VL")
+IMAGE_TOKENS = {"vision_start_token_id": 510, "vision_end_token_id": 511, "image_token_id": 512, "video_token_id": 513}
+# Two layers with windows of 2 x 2 tokens, two that see whole images.
+_TOWER = {
+    "depth": 4,
+    "hidden_size": 32,
+    "num_heads": 2,
+    "intermediate_size": 56,
+    "patch_size": 14,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+    "window_size": 56,
+    "fullatt_block_indexes": [1, 3],
+    "hidden_act": "silu",
+    "in_channels": 3,
+    "tokens_per_second": 2,
+}
 # One dense layer first (deepseek_v3), every second one (qwen3_moe), or none (qwen2_moe).
 _SPARSE = {
     "qwen2_moe": {
@@ -72,17 +89,22 @@ def make_tiny(
     import torch
     import transformers
 
-    stems = dict(zip(FAMILIES, ("Llama", "Qwen2", "Qwen3", "Qwen2Moe", "Qwen3Moe", "DeepseekV3"), strict=True))
+    stems = dict(zip(FAMILIES, _STEMS, strict=True))
     if family not in stems:
         raise ValueError(f"family = {family!r}: there are tiny models of {', '.join(FAMILIES)}")
     make_config = getattr(transformers, stems[family] + "Config")
-    head = "ForSequenceClassification" if value_head else "ForCausalLM"
+    sees = family == "qwen2_5_vl"
+    head = "ForSequenceClassification" if value_head else "ForConditionalGeneration" if sees else "ForCausalLM"
     make_model = getattr(transformers, stems[family] + head)
     if head_dim is None and family in ("qwen3", "qwen3_moe"):
         head_dim = 64
     if head_dim is not None and family == "qwen2" and head_dim != hidden // heads:
         raise ValueError(f"head_dim = {head_dim}: qwen2 has hidden / heads = {hidden // heads}; leave it out")
-    config = make_config(
+    if sees and rope_parameters is None:
+        width = hidden // heads // 2
+        sections = [width - 2 * (width // 3), width // 3, width // 3]
+        rope_parameters = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": sections}
+    fields = dict(
         vocab_size=vocabulary,
         hidden_size=hidden,
         intermediate_size=ffn,
@@ -99,6 +121,10 @@ def make_tiny(
         **({"num_labels": labels, "pad_token_id": 0} if value_head else {}),
         **(_SPARSE.get(family, {}) | others),
     )
+    if sees:
+        tower = _TOWER | {"out_hidden_size": hidden} | fields.pop("vision_config", {})
+        fields = {"text_config": fields, "vision_config": tower, "tie_word_embeddings": tied, **IMAGE_TOKENS}
+    config = make_config(**fields)
     config.dtype = getattr(torch, dtype)
     model = make_model(config)
     _randomize(model, seed)
@@ -127,7 +153,7 @@ def _randomize(model, seed: int) -> None:
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
             if parameter.ndim == 1:
-                parameter.copy_(0.2 * noise + (1.0 if "norm" in name else 0.0))
+                parameter.copy_(0.2 * noise + (1.0 if "norm" in name or "ln_q" in name else 0.0))
             elif "embed" in name or "lm_head" in name:
                 parameter.copy_(0.08 * noise)
             else:

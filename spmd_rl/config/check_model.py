@@ -18,6 +18,9 @@ def model_problems(config: Config, model: ModelShape) -> list[Problem]:
     longest = config.data.max_prompt_length + config.longest_response
     longer = "rollout" if config.longest_response == rollout.max_response_length else "evaluation"
     problems = policy_problems("model.path", config.model.path, model)
+    freeze = config.model.freeze
+    if "none" in freeze and len(freeze) > 1:
+        problems.append(Problem("model.freeze", " ".join(freeze), "none leaves nothing frozen", "leave out the others"))
     problems += training_problems(parallel, model) + _uneven_stages(parallel, model)
     if model.experts is None:
         sizes = {"parallel.expert": parallel.expert, "parallel.expert_tensor": parallel.expert_tensor}

@@ -44,6 +44,9 @@ class ModelConfig:
     """Directory of the frozen reference model. None: the policy as it was at the start."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model's tokenizer."""
+    freeze: tuple[Literal["vision", "projector", "none"], ...] = ("vision", "projector")
+    """Parts of a model that sees which stay as they are: its vision tower (vision), and what turns the tower's features
+    into tokens (projector). none: all of it is trained."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Describe the blocks of a layer that not every decoder has: experts, and latent attention."""
+"""Describe the parts that not every model has: experts, latent attention, a vision tower."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -43,3 +43,35 @@ class LatentAttention:
     rope_dim: int
     """Part with rotary positions; the key's is common to all heads."""
     v_dim: int
+
+
+@dataclass(frozen=True)
+class Vision:
+    """Hold the sizes of a vision tower, and the tokens that stand for images.
+
+    A patch is a square of pixels, `temporal` frames deep; the features of merge x merge patches become one token.
+    """
+
+    layers: int
+    hidden: int
+    heads: int
+    ffn: int
+    patch: int
+    """Pixels along each side of a patch."""
+    temporal: int
+    channels: int
+    merge: int
+    """Patches along each side of what becomes one token."""
+    image_token: int
+    config: str
+    """The vision part of config.json, as JSON: the tower is built from it."""
+
+    @property
+    def merged(self) -> int:
+        """Return the channels of the patches that become one token."""
+        return self.hidden * self.merge**2
+
+    @property
+    def patch_elements(self) -> int:
+        """Return the numbers that describe one patch, as the tower takes it."""
+        return self.channels * self.temporal * self.patch**2

@@ -1,9 +1,10 @@
 """Describe a model family in one record: its architectures, what its config.json means, and its weights."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from spmd_rl.models.blocks import Vision
 from spmd_rl.models.weight_rows import Row
 
 Content = Mapping[str, Any]
@@ -12,6 +13,20 @@ Refusal = tuple[str, str]
 """Requests of a config.json that we do not compute, and the way out; better said than computed wrongly."""
 
 OTHER = "take another model"
+Grid = tuple[int, int, int]
+"""Patches of an image: frames, rows, columns."""
+Positions = tuple[list[int], list[int], list[int]]
+"""Of each token of a prompt: along time, height and width; the same three for text."""
+
+
+@dataclass(frozen=True)
+class VisionFamily:
+    """Hold what a family of models that see differs in, beside its weights."""
+
+    tower: str
+    """`module:class` of transformers' vision tower, which is built from Vision.config."""
+    positions: Callable[[Sequence[int], Sequence[Grid], Vision], Positions]
+    """(token ids of a prompt, the grids of its images, sizes) -> rotary positions."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +46,10 @@ class Family:
     """There are models of it with a score head in place of the language-model head: reward models and critics."""
     extra_layers: bool = False
     """Published with layers more than the model has, for guessing tokens ahead; transformers drops them too."""
+    vision: VisionFamily | None = None
+    """None: models of text alone."""
+    spellings: tuple[tuple[str, str], ...] = ()
+    """How names of tensors begin in some directories, and how the rows have them begin."""
 
     @property
     def sequence_classification(self) -> str | None:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from spmd_rl.errors import ConfigError, Problem, refuse
 from spmd_rl.models import CAUSAL_LM, FAMILIES, SEQUENCE_CLASSIFICATION
-from spmd_rl.models.blocks import Experts, LatentAttention
+from spmd_rl.models.blocks import Experts, LatentAttention, Vision
 
 _AGAIN = "copy the model's directory again"
 
@@ -42,6 +42,10 @@ class ModelShape:
     """None: a dense model."""
     mla: LatentAttention | None = None
     """None: ordinary attention."""
+    vision: Vision | None = None
+    """None: a model of text alone."""
+    rope_axes: tuple[int, ...] = ()
+    """Of each rotary frequency, the position that turns it: 0 time, 1 height, 2 width. Empty: there is one position."""
     head: Literal["lm", "value"] = "lm"
     """value: a score head (`score.weight`) of `labels` rows in place of the language-model head."""
     labels: int = 0
@@ -112,7 +116,8 @@ def _eos_token_ids(path: str | Path, content: dict[str, Any], knob: str) -> tupl
     file = Path(path) / "generation_config.json"
     generation = _read_json(path, file, knob) if file.is_file() else {}
     ids: list[int] = []
-    for value in (content.get("eos_token_id"), generation.get("eos_token_id")):
+    text = content.get("text_config") or {}
+    for value in (content.get("eos_token_id", text.get("eos_token_id")), generation.get("eos_token_id")):
         ids += value if isinstance(value, list) else [] if value is None else [value]
     return tuple(dict.fromkeys(ids))
 

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from spmd_rl.models.blocks import Experts, LatentAttention
+from spmd_rl.models.blocks import Experts, LatentAttention, Vision
 
-Cut = Literal["whole", "rows", "columns", "vocabulary", "qkv", "gate_up"]
+Cut = Literal["whole", "rows", "columns", "vocabulary", "qkv", "gate_up", "thirds"]
 
 
 class Sizes(Protocol):
@@ -39,6 +39,8 @@ class Sizes(Protocol):
     @property
     def mla(self) -> LatentAttention | None: ...
     @property
+    def vision(self) -> Vision | None: ...
+    @property
     def head(self) -> str: ...
     @property
     def labels(self) -> int: ...
@@ -53,7 +55,8 @@ def always(shape: Sizes, layer: int) -> bool:
 class Row:
     """Hold one parameter: the Hugging Face tensors in it, and its name and cut in a shard.
 
-    `hf` maps a name to its dimensions, by name (see `dimensions`). In names, `{i}` is the layer, `{j}` the layer
+    `hf` maps a name to its dimensions, by name (see `dimensions`). In names, `{i}` is the layer (of the vision tower,
+    for `stage` tower: the first pipeline stage holds it), `{j}` the layer
     counted from the first one of the model chunk that trains it, `{e}` the expert. `stage`: the pipeline stage that
     holds it. `megatron` or `vllm` None: that side has no parameter of its own (or has the tensors in another row).
     `when`: whether a layer of a model has the row. `copy`: a second copy of a tensor, which a stage holds only when
@@ -65,7 +68,7 @@ class Row:
     megatron: str | None
     vllm: str | None
     cut: Cut
-    stage: Literal["first", "layer", "last"] = "layer"
+    stage: Literal["first", "tower", "layer", "last"] = "layer"
     when: Callable[[Sizes, int], bool] = always
     copy: bool = False
     experts: bool = False
@@ -97,5 +100,16 @@ def dimensions(shape: Sizes) -> dict[str, int]:
             "kv_down": mla.kv_rank + mla.rope_dim,
             "kv_up": shape.heads * (mla.nope_dim + mla.v_dim),
             "v": shape.heads * mla.v_dim,
+        }
+    if shape.vision is not None:
+        vision = shape.vision
+        lengths |= {
+            "vision": vision.hidden,
+            "vision_qkv": 3 * vision.hidden,
+            "vision_ffn": vision.ffn,
+            "merged": vision.merged,
+            "channels": vision.channels,
+            "temporal": vision.temporal,
+            "patch": vision.patch,
         }
     return lengths

@@ -14,8 +14,10 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from spmd_rl.distributed.layout import TrainLayout
 from spmd_rl.models.model_shape import ModelShape
 from spmd_rl.training.layers import RMSNorm, layer_spec, mark_parameters
+from spmd_rl.training.packing import PackedTokens
 from spmd_rl.training.rotary import LatentRotary, PositionRotary, angle_factor, inverse_frequencies
 from spmd_rl.training.value_head import ValueHead
+from spmd_rl.training.vision import build_tower, show
 
 
 class ModelChunk(GPTModel):
@@ -23,6 +25,17 @@ class ModelChunk(GPTModel):
 
     The output layer runs only where a response token is predicted, and in chunks: see training/token_logprobs.py.
     """
+
+    def forward(
+        self, input_ids: torch.Tensor, *arguments: Any, packed_seq_params: PackedTokens, **options: Any
+    ) -> torch.Tensor:
+        """input_ids [1, C] -> hidden states [C/tp or C, 1, H]; a model that sees puts its images in first."""
+        if hasattr(self, "visual"):
+            hidden = self.embedding(input_ids, None)  # [C, 1, H]
+            options["decoder_input"] = show(
+                hidden, self.visual, packed_seq_params.images, self.config.sequence_parallel
+            )
+        return super().forward(input_ids, *arguments, packed_seq_params=packed_seq_params, **options)
 
     def _postprocess(self, hidden_states: torch.Tensor, **others: Any) -> torch.Tensor:
         return hidden_states
@@ -103,10 +116,14 @@ def _build_chunk(shape: ModelShape, layers: range, config: TransformerConfig, nu
         post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=number),
         pg_collection=_groups(),
         vp_stage=number,
+        # Images are put in before the sequence is scattered.
+        scatter_embedding_sequence_parallel=shape.vision is None,
     )
+    if shape.vision is not None and chunk.pre_process:
+        chunk.visual = build_tower(shape, config.params_dtype)
     frequencies = inverse_frequencies(shape)
     if shape.mla is None:
-        chunk.rotary_pos_emb = PositionRotary(frequencies)
+        chunk.rotary_pos_emb = PositionRotary(frequencies, shape.rope_axes)
     else:
         rotary = LatentRotary(frequencies, angle_factor(shape))
         for layer in chunk.decoder.layers:

@@ -14,6 +14,7 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from spmd_rl.distributed.sample import Sample
 from spmd_rl.platforms import current
 from spmd_rl.platforms.attention_layout import Attend, AttentionLayout, QuerySequence
+from spmd_rl.training.vision import ImageLayout, Images, Pixels, pixels_of
 
 
 @dataclass
@@ -23,7 +24,9 @@ class PackedTokens(PackedSeqParams):
     attend: Attend | None = None
     """The platform's attention over all T tokens."""
     positions: torch.Tensor | None = None
-    """Position of each token of this rank's chunk in its own sequence [C]."""
+    """Position of each token of this rank's chunk in its own sequence [C]; where samples of the micro-batch have
+    positions of their own, along time, height and width [3, C]."""
+    images: Images | None = None
 
 
 @dataclass
@@ -68,37 +71,45 @@ def pack(
     device: torch.device,
     chunk: int = 0,
     chunks: int = 1,
+    pixels: Pixels | None = pixels_of,
 ) -> Packed:
     """Lay out a micro-batch, and take one of the equal chunks of its tokens.
 
     A chunk's length is a multiple of `multiple` (sequence parallel); a sequence of its own fills up the last ones. The
     samples of a group must have the same prompt when `share_prompts` is set. A micro-batch without samples has chunks
     of `multiple` tokens that predict nothing: a rank that has fewer micro-batches than its neighbours runs it in their
-    stead.
+    stead. `pixels`: where images are looked at, which is on the first pipeline stage.
     """
     pieces, positions, predictors, targets = ([], [], [], [])  # type: tuple[list[torch.Tensor], ...]
     sequences: list[QuerySequence] = []
     samples: list[Sample] = []
+    images = ImageLayout(pixels)
+    threefold = any("positions" in sample.fields for group in groups for sample in group)
     cursor = 0
 
-    def lay(tokens: torch.Tensor, first_position: int) -> int:
+    def lay(tokens: torch.Tensor, first_position: int, own: torch.Tensor | None = None) -> int:
         nonlocal cursor
         start = cursor
         pieces.append(tokens)
-        positions.append(torch.arange(first_position, first_position + len(tokens)))
+        if own is None:
+            own = torch.arange(first_position, first_position + len(tokens))
+            own = own.expand(3, -1) if threefold else own
+        positions.append(own)
         cursor += len(tokens)
         return start
 
     for group in groups:
         for sharing in [list(group)] if share_prompts and len(group) > 1 else [[sample] for sample in group]:
-            prompt = sharing[0].prompt
-            start = lay(prompt, 0)
+            prompt, own = sharing[0].prompt, sharing[0].fields.get("positions")
+            start = lay(prompt, 0, own)
+            images.lay(sharing[0], start, again=sharing[0] is not group[0])
+            after = len(prompt) if own is None else int(own.max()) + 1
             shared = slice(start, cursor)
             if len(sharing) > 1:
                 sequences.append(QuerySequence(start, cursor))
             for sample in sharing:
                 response = sample.response
-                response_start = lay(response[:-1], len(prompt))
+                response_start = lay(response[:-1], after)
                 if len(sharing) == 1:
                     sequences.append(QuerySequence(start, cursor))
                 elif cursor > response_start:
@@ -118,7 +129,6 @@ def pack(
     nothing = torch.zeros(0, dtype=torch.int64)
     predicting = torch.cat([nothing, *predictors])  # [N]
     places = ((predicting >= start) & (predicting < end)).nonzero()[:, 0]
-    length = torch.tensor([0, size], dtype=torch.int32, device=device)
     return Packed(
         samples=samples,
         tokens=torch.cat(pieces)[None, start:end].long().to(device),
@@ -126,16 +136,26 @@ def pack(
         targets=torch.cat([nothing, *targets])[places].to(device),
         places=places.to(device),
         lengths=[len(target) for target in targets],
-        params=PackedTokens(
-            qkv_format="thd",
-            # One sequence over all tokens of the chunk: rotary angles are given per token (training/model.py), and the
-            # attention has a layout of its own.
-            cu_seqlens_q=length,
-            cu_seqlens_kv=length,
-            max_seqlen_q=size,
-            max_seqlen_kv=size,
-            attend=current().attention(AttentionLayout(tuple(sequences), device)),
-            positions=torch.cat(positions)[start:end].to(device),
+        params=_params(
+            size,
+            current().attention(AttentionLayout(tuple(sequences), device)),
+            torch.cat(positions, dim=-1)[..., start:end].to(device),
+            images.of_chunk(start, end, device),
         ),
         padding_tokens=max(0, end - max(start, real)),
+    )
+
+
+def _params(size: int, attend: Attend, positions: torch.Tensor, images: Images | None) -> PackedTokens:
+    """Say that the chunk is one sequence: rotary angles are given per token, and the attention has its own layout."""
+    length = torch.tensor([0, size], dtype=torch.int32, device=positions.device)
+    return PackedTokens(
+        qkv_format="thd",
+        cu_seqlens_q=length,
+        cu_seqlens_kv=length,
+        max_seqlen_q=size,
+        max_seqlen_kv=size,
+        attend=attend,
+        positions=positions,
+        images=images,
     )

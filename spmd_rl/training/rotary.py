@@ -1,6 +1,7 @@
 """Rotary positions: the frequencies that config.json means, and their angles at the packed tokens' own positions."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,9 +17,11 @@ class PositionRotary(torch.nn.Module):
     length are here the positions themselves.
     """
 
-    def __init__(self, inverse_frequencies: torch.Tensor):
+    def __init__(self, inverse_frequencies: torch.Tensor, axes: Sequence[int] = ()):
+        """`axes`: of each frequency, the position that turns it where tokens have three, see ModelShape.rope_axes."""
         super().__init__()
         self.register_buffer("inverse_frequencies", inverse_frequencies, persistent=False)
+        self.axes = list(axes)
 
     def get_rotary_seq_len(
         self, inference: Any, decoder: Any, decoder_input: Any, config: Any, packed: PackedTokens
@@ -26,8 +29,11 @@ class PositionRotary(torch.nn.Module):
         return packed.positions
 
     def forward(self, positions: torch.Tensor, packed_seq: bool = True, cp_group: Any = None) -> Any:
-        """positions [T] -> angles [T, 1, 1, d]."""
-        angles = torch.outer(positions.float(), self.inverse_frequencies)  # [T, d/2]
+        """positions [T] or [3, T] -> angles [T, 1, 1, d]."""
+        if positions.dim() == 2:
+            angles = positions[self.axes].T.float() * self.inverse_frequencies  # [T, d/2]
+        else:
+            angles = torch.outer(positions.float(), self.inverse_frequencies)  # [T, d/2]
         return torch.cat((angles, angles), dim=-1)[:, None, None]
 
 

@@ -15,6 +15,7 @@ from spmd_rl.training.model import build_model
 from spmd_rl.training.offload import Offloaded
 from spmd_rl.training.packing import Packed
 from spmd_rl.training.parallel import Place
+from spmd_rl.training.vision import freeze
 from spmd_rl.weights.families import megatron_shard
 from spmd_rl.weights.files.hf_reader import SCORE, load_shard
 
@@ -51,6 +52,8 @@ class ShardedModel:
         megatron = transformer_config(shape, layout, self.dtype, config.parallel.sequence, config.train.recompute)
         with doing("builds the model"):
             self.module = build_model(shape, layout, megatron).to(device)
+        for tower in (chunk.visual for chunk in self.module if hasattr(chunk, "visual")):
+            freeze(tower, config.model.freeze)
         with doing(f"loads weights from {path}"):
             load_shard(path, self.shard, self.weights(), stored or shape, (SCORE,) if stored else ())
         self._offloaded: Offloaded | None = None

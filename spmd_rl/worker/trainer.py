@@ -23,6 +23,7 @@ from spmd_rl.training.packing import Packed, pack
 from spmd_rl.training.parallel import start_parallel
 from spmd_rl.training.policy import PolicyLoss
 from spmd_rl.training.sharded_model import ShardedModel
+from spmd_rl.training.vision import pixels_of
 from spmd_rl.weights.families import megatron_shard
 from spmd_rl.weights.files import export
 
@@ -111,7 +112,8 @@ class Trainer:
         rest = -len(microbatches) % self.layout.pipeline if self.layout.virtual > 1 else 0
         laid = [*microbatches, *([] for _ in range(rest))]
         chunk, chunks = self.place.context_rank, self.place.context_size
-        return [pack(groups, multiple, share_prompts, self.device, chunk, chunks) for groups in laid]
+        pixels = pixels_of if self.place.pipeline_rank == 0 else None
+        return [pack(groups, multiple, share_prompts, self.device, chunk, chunks, pixels) for groups in laid]
 
     @verb
     def exchange(self, routes: Routes, minibatches: Sequence[MicroBatches], share_prompts: bool) -> Exchanged:

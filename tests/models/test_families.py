@@ -1,6 +1,7 @@
 """A family is one file: its architectures, what its config.json means, and the rows of its weights."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ def test_a_family_is_a_file_of_its_name(family):
 
 def test_an_architecture_belongs_to_one_family_and_one_head():
     assert len(CAUSAL_LM) == len(FAMILIES)
-    assert all(name.endswith("ForCausalLM") for name in CAUSAL_LM)
+    assert all(name.endswith(("ForCausalLM", "ForConditionalGeneration")) for name in CAUSAL_LM)
     assert all(name.endswith("ForSequenceClassification") for name in SEQUENCE_CLASSIFICATION)
 
 
@@ -38,7 +39,7 @@ def test_the_weights_of_a_saved_model_are_those_that_its_familys_rows_name(tiny_
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_score_head_of_a_family_is_read_or_refused_by_name(tiny_models, tmp_path, family):
     content = json.loads((Path(tiny_models[family if family != "qwen2" else "qwen2-tied"]) / "config.json").read_text())
-    architecture = FAMILIES[family].causal_lm.replace("ForCausalLM", "ForSequenceClassification")
+    architecture = re.sub("For.*", "ForSequenceClassification", FAMILIES[family].causal_lm)
     (tmp_path / "config.json").write_text(json.dumps(content | {"architectures": [architecture], "num_labels": 3}))
     if FAMILIES[family].scores:
         shape = read_model_shape(tmp_path, head="value")

@@ -7,16 +7,44 @@ import torch
 
 from spmd_rl.data.tickets import Ticket
 from spmd_rl.distributed.sample import Sample
+from spmd_rl.models.blocks import Vision
+from spmd_rl.models.qwen2_5_vl import positions
 
 PROMPTS, SAMPLES = 3, 4
+GRIDS = ([(1, 4, 8), (1, 6, 4)], [(1, 10, 4)], [])
+"""Of each prompt's images; some are larger than a window of the tower."""
 
 
-def make_samples(vocabulary: int) -> tuple[dict[int, Sample], list[Ticket]]:
-    """Three prompts of different lengths with four responses each, of 1 to 13 tokens; in some a span is masked."""
+def show_images(
+    tokens: torch.Tensor, grids: list[tuple[int, int, int]], vision: Vision, draw: torch.Generator
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Put random images behind a prompt's third token; returns the prompt and what its samples have beside tokens."""
+    parts, counts = [tokens[:3]], [math.prod(grid) // vision.merge**2 for grid in grids]
+    for count in counts:
+        image = torch.full((count,), vision.image_token)
+        parts += [torch.tensor([510]), image, torch.tensor([511])]
+    tokens = torch.cat([*parts, tokens[3:]])
+    fields = {
+        "positions": torch.tensor(positions(tokens.tolist(), grids, vision)),
+        "image_places": (tokens == vision.image_token).nonzero()[:, 0],
+        "image_grids": torch.tensor(grids),
+        "pixel_values": torch.randn(sum(map(math.prod, grids)), vision.patch_elements, generator=draw),
+    }
+    return tokens, fields
+
+
+def make_samples(vocabulary: int, vision: Vision | None = None) -> tuple[dict[int, Sample], list[Ticket]]:
+    """Three prompts of different lengths with four responses each, of 1 to 13 tokens; in some a span is masked.
+
+    `vision`: the first prompt shows two images, the second one, the third none.
+    """
     draw = torch.Generator().manual_seed(3)
     samples, tickets = {}, []
     for prompt in range(PROMPTS):
-        tokens = torch.randint(3, vocabulary, (5 + 4 * prompt,), generator=draw)
+        tokens = torch.randint(3, 500 if vision else vocabulary, (5 + 4 * prompt,), generator=draw)
+        shown = {}
+        if vision is not None and GRIDS[prompt]:
+            tokens, shown = show_images(tokens, GRIDS[prompt], vision, draw)
         for index in range(SAMPLES):
             length = int(torch.randint(1, 14, (1,), generator=draw))
             name = prompt * SAMPLES + index
@@ -25,6 +53,7 @@ def make_samples(vocabulary: int) -> tuple[dict[int, Sample], list[Ticket]]:
             mask[2:5] = name % 3 != 1
             samples[name] = Sample.of(name, tokens, response, rollout_logprobs=torch.randn(length, generator=draw) - 6)
             samples[name].loss_mask = mask
+            samples[name].fields |= shown
             tickets.append(Ticket(name, prompt, len(tokens), length, int(mask.sum()), "stop"))
     return samples, tickets
 

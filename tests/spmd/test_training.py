@@ -9,6 +9,7 @@ import torch
 
 from spmd.covering import covering
 from spmd.ranks import run_ranks
+from spmd_rl.models import usual_name
 from tiny_models import make_tiny
 
 ALGORITHM = {"kl_coefficient": 0.1, "entropy_coefficient": 0.01}
@@ -32,6 +33,7 @@ SMALL_LATENT = {"kv_lora_rank": 40, "qk_rope_head_dim": 16}
 # Besides the models that all tests share.
 MODELS = {
     "qwen3-yarn": ("qwen3", {"rope_parameters": YARN}),
+    "qwen2_5_vl": ("qwen2_5_vl", {}),
     "qwen2_moe": ("qwen2_moe", {}),
     "qwen3_moe": ("qwen3_moe", {}),
     "deepseek_v3": ("deepseek_v3", SMALL_LATENT),
@@ -74,6 +76,7 @@ LAYOUTS = {
         "qwen2-tied/gspo": [pp(2, virtual=2), {}, cp(2)],
         "qwen2-tied/rloo": [tp(2), cp(2)],
         "qwen3": [tp(2), tp(2, sequence=False), pp(2), cp(2)],
+        "qwen2_5_vl": [tp(2), tp(2, sequence=False), pp(2), pp(2, virtual=2), {}, cp(2)],
         "llama": [tp(2), {}, pp(2, virtual=2)],
         "qwen2_moe": [tp(2), tp(2, expert=2), tp(2, expert_tensor=2), {}, cp(2, expert=2)],
         "qwen3_moe": [ep(2), tp(2, expert=2), pp(2, virtual=2)],
@@ -83,6 +86,7 @@ LAYOUTS = {
     4: {
         "qwen2-tied": [tp(2), pp(4), tp(2, pipeline=2), cp(2, tensor=2), cp(2, pipeline=2)],
         "qwen2-tied/gspo": [cp(2, pipeline=2)],
+        "qwen2_5_vl": [tp(2, pipeline=2), cp(2, tensor=2)],
         "qwen3": [tp(4), pp(2, virtual=2), tp(2, pipeline=2, sequence=False), cp(4), cp(2, tensor=2, sequence=False)],
         "llama": [{}, tp(2, pipeline=2, virtual=2, layers_per_stage=(1, 1, 1, 1)), cp(2), cp(2, pipeline=2, virtual=2)],
         "qwen2_moe": [tp(2, pipeline=2), ep(4), tp(2, expert=2), cp(2, expert=4)],
@@ -111,13 +115,15 @@ PACKINGS = [
     (True, 4096, {"chunk": 1000, "recompute": True}),
 ]
 PACKED = {
-    1: ("qwen2-tied", "qwen2-tied/gspo", "qwen3", "qwen2_moe", "deepseek_v3", "deepseek_v3-yarn"),
+    1: ("qwen2-tied", "qwen2-tied/gspo", "qwen3", "qwen2_5_vl", "qwen2_moe", "deepseek_v3", "deepseek_v3-yarn"),
     2: ("qwen2-tied", "qwen2-tied/gspo", "deepseek_v3"),
 }
 # Two ranks, in bf16 and in fp32; those after them with --full.
 SHORT = [("qwen2-tied", tp(2)), ("qwen2-tied", pp(2)), ("deepseek_v3", tp(2, expert=2)), ("deepseek_v3", cp(2))]
 SHORT_TOO = [(family, layout) for family in ("qwen2-tied", "deepseek_v3") for layout in LAYOUTS[2][family]]
 
+FREEZES = (["vision", "projector"], ["vision"])
+"""Parts of a model that sees which are not trained."""
 SUMS = ("actor/pg_loss", "actor/kl_loss", "actor/entropy")
 TOGETHER, SMALL, ALONE, APART = (True, 4096), (True, 40), (False, 1), (False, 4096)
 # Models that score, by number of ranks: family, layout, (shared prompts, tokens of a micro-batch), tokens at a prompt's
@@ -150,7 +156,11 @@ SCORING = {
 # By number of ranks: from a checkpoint of the first layout to the others.
 GOES_ON = {
     1: {},
-    2: {"llama": [tp(2), pp(2), {}, cp(2)], "qwen3_moe": [ep(2), pp(2), tp(2, expert=2)]},
+    2: {
+        "llama": [tp(2), pp(2), {}, cp(2)],
+        "qwen2_5_vl": [tp(2), pp(2), {}],
+        "qwen3_moe": [ep(2), pp(2), tp(2, expert=2)],
+    },
     4: {"qwen2_moe": [{}, tp(2, expert=4), ep(2, pipeline=2)]},
 }
 GOES_ON_TOO = {1: {}, 2: {}, 4: {"llama": [tp(2, pipeline=2), {}, tp(2), pp(4)]}}
@@ -201,6 +211,7 @@ def merged(each: list[dict]) -> SimpleNamespace:
 
 def by_published_name(name: str, gradient: torch.Tensor) -> dict[str, torch.Tensor]:
     """A gradient by the names that are saved: transformers computes with all experts of a layer in one tensor."""
+    name = usual_name(name)
     stem, _, kind = name.rpartition(".")
     if not stem.endswith("mlp.experts"):
         return {name: gradient}
@@ -209,6 +220,16 @@ def by_published_name(name: str, gradient: torch.Tensor) -> dict[str, torch.Tens
     assert kind == "gate_up_proj"
     halves = {"gate_proj": gradient.chunk(2, 1)[0], "up_proj": gradient.chunk(2, 1)[1]}
     return {f"{stem}.{e}.{half}.weight": part for half, all_of in halves.items() for e, part in enumerate(all_of)}
+
+
+def seen(sample) -> dict[str, torch.Tensor]:
+    """What transformers' model takes beside a sample's tokens: its images."""
+    if "pixel_values" not in sample.fields:
+        return {}
+    types = torch.zeros(1, len(sample.tokens), dtype=torch.int)
+    types[0, sample.fields["image_places"]] = 1
+    images = {"pixel_values": sample.fields["pixel_values"], "image_grid_thw": sample.fields["image_grids"]}
+    return images | {"mm_token_type_ids": types}
 
 
 def loss_of(family, sample, logprobs, entropy, advantage):
@@ -242,19 +263,23 @@ def kl_of(sample):
 @pytest.fixture(scope="module")
 def huggingface(models, tmp_path_factory):
     """What transformers computes for the same samples: log-probabilities, loss, gradient and its norm."""
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     from spmd.samples import advantages_of, make_samples, perturb
+    from spmd_rl.models.model_shape import read_model_shape
 
     results = {}
     for family in FAMILIES:
-        model = AutoModelForCausalLM.from_pretrained(models[family], dtype=torch.float32, attn_implementation="eager")
-        samples, tickets = make_samples(model.config.vocab_size)
+        sees = family == "qwen2_5_vl"
+        kind = AutoModelForImageTextToText if sees else AutoModelForCausalLM
+        model = kind.from_pretrained(models[family], dtype=torch.float32, attn_implementation="eager")
+        shape = read_model_shape(models[family])
+        samples, tickets = make_samples(shape.vocabulary, shape.vision)
         total = sum(ticket.loss_tokens for ticket in tickets)
         advantages = advantages_of(samples)
         logprobs, entropies = {}, {}
         for name, sample in samples.items():
-            logits = model(sample.tokens[None]).logits[0]
+            logits = model(sample.tokens[None], **seen(sample)).logits[0]
             log_p = (logits[len(sample.prompt) - 1 : -1] / TEMPERATURE).log_softmax(-1)
             logprobs[name] = log_p.gather(1, sample.response[:, None])[:, 0]
             entropies[name] = -(log_p.exp() * log_p).sum(-1)
@@ -382,13 +407,27 @@ def start(request, models, huggingface, scorers, tmp_path_factory):
             if n == ranks:
                 more = _of(huggingface, family) | others
                 ask("packing", family, (share, budget, others), models[family], layout, share, budget, **more)
+        for freeze in FREEZES if ranks < 4 else ():
+            ask(
+                "frozen", "qwen2_5_vl", (freeze,), models["qwen2_5_vl"], freeze=freeze, **_of(huggingface, "qwen2_5_vl")
+            )
         for dtype in ("bfloat16", "float32"):
             for family, layout in short if ranks == 2 else ():
                 ask(dtype, family, (layout,), models[family], layout, dtype=dtype)
         for family, layouts_of in (GOES_ON[ranks] | (GOES_ON_TOO[ranks] if full else {})).items():
             saved = str(tmp_path_factory.mktemp("saved"))
             for one in layouts_of:
-                ask("goes on", family, (one,), models[family], one, checkpoint=saved, begins=one is layouts_of[0])
+                more = {"freeze": FREEZES[0]} if family == "qwen2_5_vl" else {}
+                ask(
+                    "goes on",
+                    family,
+                    (one,),
+                    models[family],
+                    one,
+                    checkpoint=saved,
+                    begins=one is layouts_of[0],
+                    **more,
+                )
         reports = run_ranks("spmd.training_ranks", ranks, {"cases": [one.asked for one in found]})
         for one, *each in zip(found, *(report["cases"] for report in reports), strict=True):
             one.each = each
@@ -413,6 +452,23 @@ def test_every_layout_has_the_log_probabilities_and_gradient_of_huggingface(star
         assert found.sums["actor/pg_clipfrac"] > 0, f"{one}: the case is too easy: nothing is clipped"
         first = losses.setdefault(one.family, found.sums)
         assert found.sums == pytest.approx(first, rel=1e-4), f"{one} against the first layout"
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_what_is_frozen_keeps_its_bits_and_the_rest_has_the_gradient_of_huggingface(start, ranks, huggingface):
+    cases = of_kind(start(ranks), "frozen")
+    assert len(cases) == len(FREEZES)
+    for one in cases:  # that the others stay is seen where the weights are
+        projects = "visual.merger." if one.asked["freeze"] == ["vision"] else "none of them"
+        trained = {
+            name
+            for name in huggingface[one.family].gradients
+            if not name.startswith("visual.") or name.startswith(projects)
+        }
+        found = merged(one.each)
+        assert found.gradient_gaps.keys() == trained, str(one)
+        assert max(found.gradient_gaps.values()) < 1e-4, str(one)
+        assert [rank["skipped"] for rank in one.each] == [True] * ranks
 
 
 @RANKS

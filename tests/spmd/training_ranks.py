@@ -41,7 +41,12 @@ def _case(case: dict, world, platform) -> dict:
     base = Config(model=ModelConfig(path=case["model"]))
     config = dataclasses.replace(
         base,
-        model=dataclasses.replace(base.model, path=case["model"], dtype=case.get("dtype", "float32")),
+        model=dataclasses.replace(
+            base.model,
+            path=case["model"],
+            dtype=case.get("dtype", "float32"),
+            freeze=tuple(case.get("freeze", ["none"])),
+        ),
         parallel=dataclasses.replace(base.parallel, **case["parallel"]),
         algorithm=dataclasses.replace(base.algorithm, **case.get("algorithm", {})),
         train=dataclasses.replace(
@@ -64,7 +69,7 @@ def _case(case: dict, world, platform) -> dict:
         return score(case, trainer)
     if "checkpoint" in case:
         return go_on(case, trainer)
-    samples, tickets = make_samples(shape.vocabulary)
+    samples, tickets = make_samples(shape.vocabulary, shape.vision)
     packs = lay_out(case, trainer, samples, tickets)
     for model in trainer.models:
         trainer.score(model)
@@ -135,15 +140,16 @@ def skips_what_is_not_finite(learner, here: bool) -> bool:
     state = {f"weight {name}": tensor for name, tensor in policy.weights().items()}
     state |= {f"{number} {name}": tensor for number, (name, tensor) in enumerate(learner.optimizer.tensors())}
     before = {name: tensor.clone() for name, tensor in state.items()}
-    names = [name for name, _ in policy.module.named()]
+    trained = {name: weight for name, weight in policy.module.named() if weight.requires_grad}
+    names = list(trained)
     skipped = len(before) > len(names)
     for value in (float("nan"), float("inf")):
         if here:
-            for parameter in policy.module.parameters():
+            for parameter in trained.values():
                 parameter.main_grad.fill_(value)
         made, norm = learner.optimizer.step(LEARNING_RATE)
         skipped &= not made and not math.isfinite(norm)
-    broken = first_not_finite((name, parameter.main_grad) for name, parameter in policy.module.named())
+    broken = first_not_finite((name, parameter.main_grad) for name, parameter in trained.items())
     skipped &= (broken == names[0]) if here else True
     skipped &= learner.broken() == ""
     skipped &= all(torch.equal(before[name], tensor) for name, tensor in state.items())
@@ -163,7 +169,8 @@ def go_on(case, trainer) -> dict:
     from spmd_rl.worker.shard_saver import ShardSaver
 
     def step(rate: float) -> dict:
-        samples, tickets = make_samples(trainer.models["policy"].shape.vocabulary)
+        shape = trainer.models["policy"].shape
+        samples, tickets = make_samples(shape.vocabulary, shape.vision)
         lay_out(case, trainer, samples, tickets)
         trainer.score("policy")
         trainer.score("reference")
@@ -191,7 +198,7 @@ def score(case, trainer) -> dict:
     from spmd_rl.worker.reward_model_scorer import reading
 
     shape = trainer.models["policy"].shape
-    samples, tickets = make_samples(shape.vocabulary)
+    samples, tickets = make_samples(shape.vocabulary, shape.vision)
     # What the samples of a prompt have in common need not be all of the prompt.
     shared = {ticket.id: max(1, ticket.prompt_tokens - case["own_tokens"]) for ticket in tickets}
     read = [
@@ -233,7 +240,7 @@ def compare(learner, before, expected_file: str) -> tuple[dict[str, float], dict
 
     expected = torch.load(expected_file)
     gather_gradients(learner.wrapped)
-    gradients = {name: parameter.main_grad for name, parameter in learner.model.module.named()}
+    gradients = {name: weight.main_grad for name, weight in learner.model.module.named() if weight.requires_grad}
     after = learner.model.weights()
     gradient_gaps: dict[str, float] = {}
     step_gaps: dict[str, float] = {}

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from spmd_rl.distributed.layout import RolloutLayout, TrainLayout
 from spmd_rl.models import FAMILIES
-from spmd_rl.models.blocks import Experts, LatentAttention
+from spmd_rl.models.blocks import Experts, LatentAttention, Vision
 from spmd_rl.weights.families import hf_tensors
 from spmd_rl.weights.transfer.boxes import Shard, view
 
@@ -30,6 +30,7 @@ def model_shape(**changes):
         "qk_norm": True,
         "experts": None,
         "mla": None,
+        "vision": None,
         "head": "lm",
         "labels": 0,
     }
@@ -120,12 +121,22 @@ def moves(draw, most_ranks=12):
         mla=LatentAttention(draw(st.integers(0, 2)), draw(small), draw(small), draw(small), draw(small))
         if mla
         else None,
+        vision=draw(visions(engine)) if family == "qwen2_5_vl" else None,
     )
     if mla:
         shape.kv_heads, shape.head_dim = shape.heads, shape.mla.nope_dim + shape.mla.rope_dim
     elif (shape.heads + 2 * shape.kv_heads) % tensor:  # fewer groups than ranks: Megatron cuts through heads
         shape.head_dim *= tensor
     return shape, train, rollout
+
+
+@st.composite
+def visions(draw, engine):
+    """Vision towers that so many ranks of an engine can share."""
+    heads, small = engine * draw(st.integers(1, 2)), st.integers(1, 2)
+    sizes = {name: draw(small) for name in ("layers", "patch", "temporal", "channels", "merge")}
+    tower = {"hidden": heads * draw(small), "heads": heads, "ffn": engine * draw(small)}
+    return Vision(**sizes, **tower, image_token=3, config="{}")
 
 
 @st.composite

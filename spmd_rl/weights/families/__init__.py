@@ -90,7 +90,7 @@ def _megatron_shard(
             cutter = MEGATRON_CUTS[row.cut]
             # local index of an expert, its number, and the ranks that share it
             for local, e in enumerate(held) if row.experts else ((0, 0),):
-                name = prefix + row.megatron.format(j=layer - layers.start, e=local)
+                name = prefix + row.megatron.format(i=layer, j=layer - layers.start, e=local)
                 shared = (expert_tensor_rank, expert_tensor) if row.experts else (tensor_rank, tensor)
                 params[name], more = cutter(name, boxes(row, lengths, layer, e), shape, *shared)
                 pieces.extend(more)
@@ -142,6 +142,8 @@ def _walk(
         raise ValueError(f"model family {shape.family!r}: no table for it; there are tables for {', '.join(FAMILIES)}")
     rows = FAMILIES[shape.family].rows
     if first:
+        for layer in range(shape.vision.layers if shape.vision else 0):
+            yield from ((row, layer) for row in rows if row.stage == "tower")
         yield from ((row, 0) for row in rows if row.stage == "first" and row.when(shape, 0))
     for layer in layers if layers is not None else range(shape.layers):
         yield from ((row, layer) for row in rows if row.stage == "layer" and row.when(shape, layer))

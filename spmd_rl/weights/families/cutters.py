@@ -90,6 +90,16 @@ def cut_vllm_qkv(param: str, tensors: list[Box], shape: Sizes, rank: int, size: 
     return stack(param, [_rows(q, rank * heads, (rank + 1) * heads), _rows(k, *rows), _rows(v, *rows)])
 
 
+def cut_thirds_in_rows(param: str, tensors: list[Box], shape: Sizes, rank: int, size: int) -> tuple[Index, list[Piece]]:
+    """Equal parts of the rows of each third: [q heads of the rank | its k heads | its v heads] of a vision tower."""
+    assert shape.vision is not None
+    _divide(shape.vision.heads, size, "heads of the vision tower")
+    (qkv,) = tensors
+    third = qkv.shape[0] // 3
+    low, high = _part(third, rank, size, tensors)
+    return stack(param, [_rows(qkv, n * third + low, n * third + high) for n in range(3)])
+
+
 MEGATRON_CUTS: dict[Cut, Cutter] = {
     "whole": cut_whole,
     "rows": cut_in_rows,
@@ -97,6 +107,7 @@ MEGATRON_CUTS: dict[Cut, Cutter] = {
     "vocabulary": cut_vocabulary(0),
     "qkv": cut_megatron_qkv,
     "gate_up": cut_each_in_rows,
+    "thirds": cut_thirds_in_rows,
 }
 VLLM_CUTS: dict[Cut, Cutter] = {
     "whole": cut_whole,
@@ -105,6 +116,7 @@ VLLM_CUTS: dict[Cut, Cutter] = {
     "vocabulary": cut_vocabulary(64),  # DEFAULT_VOCAB_PADDING_SIZE of vLLM
     "qkv": cut_vllm_qkv,
     "gate_up": cut_each_in_rows,
+    "thirds": cut_thirds_in_rows,
 }
 
 

@@ -22,7 +22,7 @@ from spmd_rl.weights.transfer.boxes import Box, Index, Piece, Shard, intersect, 
 
 METADATA = ".metadata"
 CONFIG = "metadata.json"
-_MODEL = ("decoder.", "embedding.", "output_layer.", "value_head.")
+_MODEL = ("decoder.", "embedding.", "output_layer.", "value_head.", "visual.")
 
 
 class Stored(NamedTuple):

@@ -154,7 +154,7 @@ def to_hf(
         "options": [str(dtype), dataclasses.asdict(limits)],
     }
     job = Job(output, plan, [checkpoint, companions], force)
-    files = SafetensorsFiles(job.partial, groups, tensors.params, dtypes)
+    files = SafetensorsFiles(job.partial, groups, tensors.params, dtypes, known["names"] if known else {})
     runs = {f"{n:06d}": names for n, names in enumerate(_runs(groups, bytes_of, limits.unit))}
 
     def prepare() -> None:

@@ -78,7 +78,13 @@ def export_hf(
     if stored is not None:
         say_value_head(partial, shape)
     bytes_of = {name: math.prod(size) * dtype_of[name].itemsize for name, size in model.params.items()}
-    files = SafetensorsFiles(partial, group_tensors(bytes_of, settings.file_bytes), model.params, dtype_of)
+    files = SafetensorsFiles(
+        partial,
+        group_tensors(bytes_of, settings.file_bytes),
+        model.params,
+        dtype_of,
+        {name: header.name for name, header in headers.items()},
+    )
     files.create()
     left = set(model.params)
 

@@ -65,13 +65,16 @@ def remember_files(source: HfSource, directory: Path, shape: ModelShape) -> None
             groups.setdefault(header.file.name, []).append(name)
     index = source.path / INDEX
     said = json.loads(index.read_text()).get("metadata") if index.is_file() else None
-    (directory / _FILES).write_text(json.dumps({"files": groups, "index": said}, indent=1) + "\n")
+    stored = {name: header.name for name, header in source.headers.items() if header.name != name}
+    note = {"files": groups, "index": said} | ({"names": stored} if stored else {})
+    (directory / _FILES).write_text(json.dumps(note, indent=1) + "\n")
 
 
 def read_files(directory: Path) -> dict[str, Any] | None:
-    """Return what `remember_files` noted: "files", file name -> tensors, and "index", its metadata; None: nothing.
+    """Return what `remember_files` noted: "files", file name -> tensors, and "index", its metadata, and "names".
 
-    Raises ValueError when the note is broken.
+    "names": how the files call tensors that have other names in some directories. None: nothing was noted. Raises
+    ValueError when the note is broken.
     """
     file = directory / _FILES
     if not file.is_file():
@@ -80,6 +83,6 @@ def read_files(directory: Path) -> dict[str, Any] | None:
         known = json.loads(file.read_text())
         for name, tensors in known["files"].items():
             assert Path(name).name == name and name.endswith(".safetensors") and isinstance(tensors, list)
-        return {"files": known["files"], "index": known["index"]}
+        return {"files": known["files"], "index": known["index"], "names": known.get("names", {})}
     except (ValueError, KeyError, TypeError, AttributeError, AssertionError) as error:
         raise ValueError(f"{file}: not a list of files ({type(error).__name__}: {error}); remove it") from error

@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from spmd_rl.errors import ConfigError, Problem
-from spmd_rl.models import FAMILIES
+from spmd_rl.models import FAMILIES, usual_name
 from spmd_rl.models.weight_rows import Sizes
 from spmd_rl.weights.families import hf_tensors
 from spmd_rl.weights.files.weight_source import fill_shard, some
@@ -35,10 +35,12 @@ class Header:
     file: Path
     shape: Index
     dtype: str
+    name: str
+    """As the file has it."""
 
 
 def read_headers(path: str | Path, knob: str = "model.path") -> dict[str, Header]:
-    """Return name -> header of every tensor in the directory; `knob`: the setting that names it.
+    """Return usual name -> header of every tensor in the directory; `knob`: the setting that names it.
 
     Raises ValueError naming the file that is missing or broken.
     """
@@ -46,14 +48,15 @@ def read_headers(path: str | Path, knob: str = "model.path") -> dict[str, Header
     headers: dict[str, Header] = {}
     for file in _files(path, knob):
         with _naming(file), safe_open(file, framework="pt") as handle:
-            for name in handle.keys():  # noqa: SIM118 (not a mapping)
+            for stored in handle.keys():  # noqa: SIM118 (not a mapping)
+                name = usual_name(stored)
                 if name in headers:
                     met = f"{name} is in {headers[name].file.name} and in {file.name}"
                     raise ConfigError(Problem(knob, path, met, "fetch the directory again"))
-                part = handle.get_slice(name)
-                headers[name] = Header(file, tuple(part.get_shape()), part.get_dtype())
+                part = handle.get_slice(stored)
+                headers[name] = Header(file, tuple(part.get_shape()), part.get_dtype(), stored)
     if (path / INDEX).exists():
-        lost = [name for name in _weight_map(path / INDEX) if name not in headers]
+        lost = [name for name in _weight_map(path / INDEX) if usual_name(name) not in headers]
         if lost:
             met = f"{INDEX} lists {some(lost)}, which no file holds"
             raise ConfigError(Problem(knob, path, met, "fetch the directory again"))
@@ -99,7 +102,7 @@ class HfSource:
                 self._handle = None
                 self._handle, self._file, self._touched = safe_open(header.file, framework="pt"), header.file, 0
             part = tuple(slice(a, a + n) for a, n in zip(box.start, box.shape, strict=True))
-            target.copy_(self._handle.get_slice(box.tensor)[part])  # type: ignore[no-untyped-call]
+            target.copy_(self._handle.get_slice(header.name)[part])  # type: ignore[no-untyped-call]
         # A part of each row costs the pages of whole rows.
         rows = box.elements // box.shape[-1]
         self._touched += rows * header.shape[-1] * self.dtype(box.tensor).itemsize

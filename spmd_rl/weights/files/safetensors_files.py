@@ -43,7 +43,10 @@ class SafetensorsFiles:
         files: Mapping[str, Sequence[str]],
         shapes: Mapping[str, Index],
         dtypes: Mapping[str, torch.dtype],
+        stored: Mapping[str, str] = {},
     ) -> None:
+        """`stored`: how the files call tensors that they don't call as `files` does."""
+        self._stored = stored
         self._directory, self._files, self._shapes, self._dtypes = directory, files, shapes, dtypes
         self._headers: dict[str, bytes] = {}
         self._ends: dict[str, int] = {}
@@ -62,7 +65,7 @@ class SafetensorsFiles:
         header: dict[str, dict[str, Any]] = {"__metadata__": {"format": "pt"}}
         offset = 0
         for name in sorted(names, key=lambda name: -self._dtypes[name].itemsize):
-            header[name] = {
+            header[self._stored.get(name, name)] = {
                 "dtype": _NAMES[self._dtypes[name]],
                 "shape": list(self._shapes[name]),
                 "data_offsets": [offset, offset + self.bytes_of[name]],
@@ -72,7 +75,7 @@ class SafetensorsFiles:
         text += b" " * (-len(text) % 8)
         self._headers[file] = len(text).to_bytes(8, "little") + text
         for name in names:
-            self._place[name] = file, 8 + len(text) + header[name]["data_offsets"][0]
+            self._place[name] = file, 8 + len(text) + header[self._stored.get(name, name)]["data_offsets"][0]
         self._ends[file] = 8 + len(text) + offset
 
     def create(self, total: Mapping[str, object] | None = None) -> None:
@@ -88,7 +91,7 @@ class SafetensorsFiles:
             finally:
                 os.close(descriptor)
         if list(self._files) != [SINGLE]:
-            weight_map = {name: file for file, names in self._files.items() for name in names}
+            weight_map = {self._stored.get(name, name): file for file, names in self._files.items() for name in names}
             index = {"metadata": total or {"total_size": sum(self.bytes_of.values())}, "weight_map": weight_map}
             (self._directory / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
 
