@@ -10,6 +10,7 @@ PACKAGE = ROOT / "spmd_rl"
 
 # From the top down; what stands in one row does not import each other.
 LAYERS = (
+    ("__main__",),
     ("api", "grpo", "ppo", "plan", "evaluate", "chat", "verify_resume"),
     ("serve", "analysis"),
     ("program", "doctor"),

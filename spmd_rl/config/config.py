@@ -271,10 +271,11 @@ class HangConfig:
 
 @dataclass(frozen=True)
 class RunConfig:
-    name: str = "grpo"
-    """Names the run's directory and its W&B run."""
+    name: str = ""
+    """Names the run's directory and its W&B run. Empty: as the configuration file is called, without .yaml; without a
+    file grpo or ppo. The same command finds the same run again."""
     dir: str | None = None
-    """Directory for everything of the run. None: runs/<name>."""
+    """Directory for everything of the run. None: runs/<name>, below the directory that the command is started in."""
     seed: MustStay[NonNegativeInt] = 1
     """The same seed gives the same problems, order and samples, whatever the number of ranks."""
     platform: PlatformName = "auto"

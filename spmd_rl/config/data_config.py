@@ -71,8 +71,8 @@ class DataConfig:
 
     source: str = "arithmetic"
     """Prompts to train on: "arithmetic" or "reasoning_gym:<task>" (made on the spot), a .jsonl, .json, .csv,
-    .parquet or .arrow file, a directory of them, a Hugging Face hub name, a file of configs/datasets/, or
-    FILE.yaml:PATH for the columns of the one and the rows of the other."""
+    .parquet or .arrow file, a directory of them, a Hugging Face hub name, a shipped data set by its name (gsm8k;
+    configs/datasets/), a FILE.yaml of your own, or NAME:PATH for the columns of the one and the rows of the other."""
     mix: dict[str, PositiveFloat] = field(default_factory=dict)
     """Several sources with weights, in place of data.source: --data.mix a.jsonl 3 configs/datasets/b.yaml 1"""
     prompt_column: str | None = None

@@ -12,6 +12,7 @@ from spmd_rl.config.config import Config
 from spmd_rl.config.data_config import DatasetConfig
 from spmd_rl.config.fields import knobs, named_section, range_problems
 from spmd_rl.config.redact import hidden
+from spmd_rl.config.shipped import find_file
 from spmd_rl.config.yaml_file import SectionReader, read_yaml
 from spmd_rl.errors import Problem, refuse
 
@@ -31,7 +32,12 @@ def load_config(argv: list[str]) -> Config:
     `--help` prints every setting with the file's values as defaults, and exits.
     """
     needed = {"model.path": "name a Hugging Face model directory in the file or with --model.path DIR"}
-    return load(Config, argv, needed, DESCRIPTION)
+    config = load(Config, argv, needed, DESCRIPTION)
+    if config.run.name:
+        return config
+    # Of the command alone: every rank of every launch, and the same command tomorrow, find the same directory.
+    name = next((Path(file).stem for file in split_words(argv, [])[0]), config.program.rpartition(".")[2])
+    return dataclasses.replace(config, run=dataclasses.replace(config.run, name=name))
 
 
 def load(kind: type[Settings], argv: list[str], needed: dict[str, str], description: str) -> Settings:
@@ -41,7 +47,7 @@ def load(kind: type[Settings], argv: list[str], needed: dict[str, str], descript
     """
     problems: list[Problem] = []
     files, overrides, wants_help = split_words(argv, problems)
-    content = read_yaml(Path(files[0]), problems) if files else {}
+    content = read_yaml(find_file(files[0], ("", "evaluation")) or Path(files[0]), problems) if files else {}
     values = SectionReader(kind, files[0] if files else "", problems).read(content or {})
     name_sections(knobs(kind), overrides, values, wants_help)
     if wants_help:
@@ -55,9 +61,9 @@ def load(kind: type[Settings], argv: list[str], needed: dict[str, str], descript
 
 
 def load_dataset_config(text: str, knob: str = "dataset") -> DatasetConfig:
-    """Return a dataset from the path of its file (configs/datasets/gsm8k.yaml), a bare source, or FILE.yaml:PATH.
+    """Return a dataset from its file (data/mine.yaml), the name of a shipped one (gsm8k), a bare source, or NAME:PATH.
 
-    The last has the columns of FILE and the rows of PATH. Without a file all columns have their default names. The
+    The last has the columns of the file and the rows of PATH. Without a file all columns have their default names. The
     name is always set. Raises ConfigError with all problems of the file; `knob`: the setting that names it.
     """
     file, source = text, ""
@@ -65,6 +71,11 @@ def load_dataset_config(text: str, knob: str = "dataset") -> DatasetConfig:
         stem, found, rest = text.partition(f"{suffix}:")
         if found:
             file, source = stem + suffix, rest
+    before, _, after = text.partition(":")
+    if not source and after and not Path(text).exists() and find_file(before, ("datasets",)):
+        file, source = before, after
+    if (shipped := find_file(file, ("datasets",))) is not None:
+        file = str(shipped)
     if Path(file).suffix not in (".yaml", ".yml"):
         return DatasetConfig(source=text, name=_dataset_name(text))
     problems: list[Problem] = []

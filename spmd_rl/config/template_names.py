@@ -2,11 +2,12 @@
 
 from pathlib import Path
 
+from spmd_rl.config.shipped import folder
 from spmd_rl.errors import ConfigError, Problem, did_you_mean
 
 CHAT = "chat"
 PLAIN = "plain"
-DIRECTORY = Path(__file__).resolve().parents[2] / "configs" / "templates"
+DIRECTORY = folder("configs") / "templates"
 
 
 def template_file(name: str, knob: str = "data.template") -> Path:

@@ -12,7 +12,7 @@ from typing import get_type_hints
 
 import pytest
 
-from spmd_rl.config.config import Config, ModelConfig
+from spmd_rl.config.config import Config, ModelConfig, RunConfig
 from spmd_rl.config.fields import knobs
 from spmd_rl.config.loading import dump, load_config
 from spmd_rl.config.reward_config import RewardModelConfig
@@ -37,7 +37,7 @@ def problems(argv):
 
 
 def test_without_a_file_the_defaults_hold():
-    assert load_config(["--model.path", "m"]) == Config(ModelConfig("m"))
+    assert load_config(["--model.path", "m"]) == Config(ModelConfig("m"), run=RunConfig(name="grpo"))
 
 
 def test_the_command_line_overrides_the_file_and_the_file_the_defaults(tmp_path):
@@ -117,7 +117,27 @@ def test_off_is_a_word_and_not_a_boolean(tmp_path):
 
 def test_a_section_with_every_line_commented_out_keeps_its_defaults(tmp_path):
     argv = write(tmp_path, "model: {path: m}\ntrain:\n  # steps: 3\n")
-    assert load_config(argv) == Config(ModelConfig("m"))
+    assert load_config(argv) == Config(ModelConfig("m"), run=RunConfig(name="run"))
+
+
+@pytest.mark.parametrize(
+    "words, name",
+    [
+        ([], "run"),
+        (["--algorithm.advantage", "gae"], "run"),
+        (["--run.name", "mine"], "mine"),
+        (["--run.dir", "elsewhere"], "run"),
+    ],
+)
+def test_a_run_without_a_name_is_called_as_its_file(tmp_path, words, name):
+    argv = [*write(tmp_path, "model: {path: m}\n"), *words]
+    assert load_config(argv).run.name == name
+    assert load_config(argv) == load_config(argv)  # on every rank, at every start
+
+
+def test_a_run_without_a_name_and_a_file_is_called_as_its_program():
+    assert load_config(["--model.path", "m"]).run.name == "grpo"
+    assert load_config(["--model.path", "m", "--algorithm.advantage", "gae"]).run.name == "ppo"
 
 
 def test_an_unknown_key_names_the_file_its_path_and_the_nearest_setting(tmp_path):

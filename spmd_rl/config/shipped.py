@@ -1,0 +1,37 @@
+"""Find the files that come with spmd_rl: configurations, data sets, templates, tools.
+
+In a checkout they stand beside the package, in an installed one inside of it (setup.py says which).
+"""
+
+from pathlib import Path
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+
+
+def folder(name: str) -> Path:
+    """Return a folder of what is shipped: configs, configs/datasets, configs/templates, tools."""
+    inside = _PACKAGE / name
+    return inside if inside.is_dir() else _PACKAGE.parent / name
+
+
+def shipped_names(kind: str) -> list[str]:
+    """Return the names of shipped files of a kind ("datasets", "evaluation", "" for runs), without .yaml."""
+    return sorted(path.stem for path in (folder("configs") / kind).glob("*.yaml"))
+
+
+def find_file(text: str, kinds: tuple[str, ...]) -> Path | None:
+    """Return the YAML file that a text names: one that is there, else a shipped one of these kinds.
+
+    A shipped one is named as in a checkout (configs/datasets/gsm8k.yaml), or by its name, with or without .yaml.
+    """
+    given = Path(text)
+    if given.suffix in (".yaml", ".yml") and given.is_file():
+        return given
+    if given.is_absolute() or given.exists() or given.suffix not in ("", ".yaml"):
+        return None
+    for kind in kinds:
+        home = folder("configs") / kind
+        parts = given.parts[:-1]
+        if (home / f"{given.stem}.yaml").is_file() and parts in ((), ("configs", *Path(kind).parts)):
+            return home / f"{given.stem}.yaml"
+    return None
