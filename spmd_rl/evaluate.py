@@ -10,8 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from spmd_rl.config.check_serving import SUMMARY, config_directory, evaluation_problems, weights_dtype
+from spmd_rl.config.check_serving import SUMMARY, evaluation_problems, weights_dtype
 from spmd_rl.config.loading import load, load_dataset_config
+from spmd_rl.config.model_directory import find_model
 from spmd_rl.config.redact import hidden
 from spmd_rl.config.serving import EvaluateConfig, of_evaluation
 from spmd_rl.data.sampling_params import SamplingParams
@@ -54,7 +55,8 @@ def configure(arguments: list[str]) -> Evaluation:
     # torchrun itself stumbles over --n, which could begin several of its own options.
     arguments = ["--samples" + word[3:] if word == "--n" or word.startswith("--n=") else word for word in arguments]
     settings = load(EvaluateConfig, arguments, NEEDED, DESCRIPTION)
-    directory = config_directory("model", settings.model)
+    found = find_model("model", settings.model)
+    directory = found.config
     shape = read_model_shape(directory, "model")
     config = of_evaluation(settings, directory, weights_dtype(directory, settings.dtype))
     problems = evaluation_problems(settings, shape, config.model.dtype, size_from_environment())
@@ -64,7 +66,7 @@ def configure(arguments: list[str]) -> Evaluation:
             names_split(load_dataset_config(text, "benchmark").name or text, names)
         except ConfigError as error:
             problems += error.problems
-    models, earlier = (settings.model,), None
+    models, earlier = (found.weights,), None
     if settings.baseline is not None:
         if (Path(settings.baseline) / SUMMARY).is_file():
             earlier = Path(settings.baseline)
@@ -74,8 +76,13 @@ def configure(arguments: list[str]) -> Evaluation:
             except ConfigError as error:
                 problems += error.problems
         else:
-            models += (settings.baseline,)
-            problems += _other_model(settings.baseline, shape)
+            try:
+                other = find_model("baseline", settings.baseline)
+            except ConfigError as error:
+                problems += error.problems
+            else:
+                models += (other.weights,)
+                problems += _other_model(other.config, shape)
     refuse(problems)
     max_tokens = settings.max_prompt_length + settings.max_response_length
     output = Path(settings.output or _new_directory(settings, names))
@@ -86,7 +93,7 @@ def configure(arguments: list[str]) -> Evaluation:
 def _other_model(baseline: str, shape: ModelShape) -> Sequence[Problem]:
     """Return what keeps a second model from being evaluated by the same engines."""
     try:
-        other = read_model_shape(config_directory("baseline", baseline), "baseline")
+        other = read_model_shape(baseline, "baseline")
     except ConfigError as error:
         return error.problems
     if other == shape:
@@ -111,8 +118,8 @@ def run(evaluation: Evaluation, started: Started) -> None:
 def _read(evaluation: Evaluation, tokenizer: Any) -> tuple[dict[str, Any], list[str]]:
     """Read all questions, on every rank: only their row numbers travel."""
     settings, config = evaluation.settings, evaluation.spec.config
-    for model in evaluation.spec.models[1:]:
-        other = load_tokenizer(config_directory("baseline", model), settings.trust_remote_code, "baseline")
+    for model in () if len(evaluation.spec.models) == 1 else (settings.baseline or "",):
+        other = load_tokenizer(find_model("baseline", model).config, settings.trust_remote_code, "baseline")
         if fingerprint(other) != fingerprint(tokenizer) or chat_template(other) != chat_template(tokenizer):
             met = "its tokenizer or chat template is not the model's"
             raise ConfigError(Problem("baseline", model, met, _BY_ITSELF))
@@ -147,9 +154,12 @@ def control(evaluation: Evaluation, serving: Serving) -> None:
     # The baseline first: the model's own numbers are then the last that are printed.
     for model in reversed(evaluation.spec.models):
         serving.servers.load(model)
-        is_baseline = model != settings.model
+        is_baseline = model != evaluation.spec.models[0]
         directory = output / "baseline" if is_baseline else output
-        print(f"{'baseline' if is_baseline else 'model'} {model}", flush=True)
+        print(
+            f"{'baseline' if is_baseline else 'model'} {settings.baseline if is_baseline else settings.model}",
+            flush=True,
+        )
         for benchmark in benchmarks:
             lines = _evaluate(settings, serving, benchmark)
             report.write_lines(directory, benchmark.name, lines)

@@ -20,6 +20,7 @@ from spmd_rl.analysis.compare_runs import compare, largest_gap
 from spmd_rl.config.check import check
 from spmd_rl.config.config import Config
 from spmd_rl.config.loading import dump, load_config
+from spmd_rl.config.model_directory import with_local_models
 from spmd_rl.errors import refuse
 from spmd_rl.models.model_shape import read_model_shape
 from spmd_rl.platforms import current
@@ -217,6 +218,7 @@ def _with_words(config: Config, words: str) -> Config:
 
 
 def _check(config: Config, ranks: int) -> None:
+    config = with_local_models(config)
     refuse(check(config, ranks, read_model_shape(config.model.path)))
 
 

@@ -43,6 +43,7 @@ DOORS = {
     "tyro": ("config/",),
     "yaml": ("config/",),
     "math_verify": ("rewards/",),
+    "huggingface_hub": ("models/hub.py",),
     "wandb": ("runlog/sinks.py",),
     "tensorboard": ("runlog/sinks.py",),
     "rich": ("runlog/run_log.py", "runlog/console.py", "evaluation/report.py"),

@@ -1,7 +1,8 @@
 """Convert Hugging Face directories to Megatron checkpoints and back, without holding a model in memory.
 
     python tools/convert_checkpoint.py to-megatron --hf models/qwen3-8b --output checkpoints/qwen3-8b --tensor 4
-    python tools/convert_checkpoint.py to-hf --checkpoint runs/one/step-100 --output models/one-step-100 --verify
+    python tools/convert_checkpoint.py to-hf --checkpoint runs/one --output models/one --select best
+    python tools/convert_checkpoint.py to-hf --checkpoint runs/one/checkpoints/step_000100 --output models/one-100
     python tools/convert_checkpoint.py verify --hf models/qwen3-8b --checkpoint checkpoints/qwen3-8b
 
 Under `torchrun --nproc_per_node N` the processes share the work. The same command continues an interrupted conversion.
@@ -72,7 +73,8 @@ def run(args: argparse.Namespace) -> int:
                 labels = args.labels if args.head == "value" else 0
                 convert.to_megatron(args.hf, args.output, layout(args), labels=labels, **common)
             else:
-                convert.to_hf(args.checkpoint, args.output, hf=args.hf_config, **common)
+                for checkpoint, companions, output in exports(args):
+                    convert.to_hf(checkpoint, output, hf=companions, **common)
     except convert.DifferenceError as error:
         bar.finish()
         print(f"different: {error}", file=sys.stderr, flush=True)
@@ -81,6 +83,35 @@ def run(args: argparse.Namespace) -> int:
     if bar.shown:
         print(f"{args.checkpoint} is {args.hf}" if args.command == "verify" else f"{args.output} is complete")
     return 0
+
+
+def exports(args: argparse.Namespace) -> list[tuple[Path, Path | None, Path]]:
+    """(checkpoint, directory with its config.json, output) of each conversion: one, or of a run's every checkpoint."""
+    from spmd_rl.config.config import CheckpointConfig
+    from spmd_rl.config.loading import read_settings
+    from spmd_rl.config.model_directory import find_model
+    from spmd_rl.runlog.checkpoint_store import CheckpointStore
+
+    store = CheckpointStore(args.checkpoint / "checkpoints", CheckpointConfig())
+    saved = store.found()
+    if not saved:
+        if args.select != "newest":
+            raise ValueError(f"--select {args.select}: {args.checkpoint} is not a run with checkpoints; name one")
+        if args.hf_config or not (args.checkpoint / "state.json").is_file():
+            return [(args.checkpoint, args.hf_config, args.output)]
+        found = find_model("--checkpoint", str(args.checkpoint))
+        return [(Path(found.weights), Path(found.config), args.output)]
+    chosen = saved if args.select == "all" else saved[-1:]
+    if args.select == "best":
+        metric = args.metric or read_settings(args.checkpoint / "config.yaml").get("checkpoint.keep_best")
+        best = CheckpointStore(store.directory, CheckpointConfig(keep_best=metric)).best(saved)
+        if best is None:
+            way = "name one with --metric, such as eval/gsm8k/accuracy, or -NAME for the smallest"
+            raise ValueError(f"--select best: no checkpoint of {args.checkpoint} has the metric {metric}; {way}")
+        chosen = [best]
+    outputs = [args.output / one.path.name if args.select == "all" else args.output for one in chosen]
+    models = [find_model("--checkpoint", str(one.path)) for one in chosen]
+    return [(Path(m.weights), args.hf_config or Path(m.config), o) for m, o in zip(models, outputs, strict=True)]
 
 
 def layout(args: argparse.Namespace):
@@ -178,7 +209,13 @@ def parse(argv: list[str]) -> argparse.Namespace:
     there.add_argument("--labels", type=int, default=1, help="rows of that score head")
 
     back = commands.add_parser("to-hf", help="a Megatron checkpoint to a Hugging Face directory")
-    back.add_argument("--checkpoint", type=Path, required=True, help="converted by this tool, or saved by training")
+    back.add_argument(
+        "--checkpoint", type=Path, required=True, help="converted by this tool, a run, or one of its checkpoints"
+    )
+    back.add_argument("--select", choices=("newest", "best", "all"), default="newest", help="of a run; all: below DIR")
+    back.add_argument(
+        "--metric", help="best by this metric; with a minus, the smallest (default: checkpoint.keep_best)"
+    )
     back.add_argument(
         "--hf-config",
         type=Path,

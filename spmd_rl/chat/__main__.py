@@ -11,8 +11,9 @@ from typing import Any
 
 from spmd_rl.chat.conversation import Conversation, Thoughts
 from spmd_rl.chat.terminal import Pipe, terminal
-from spmd_rl.config.check_serving import chat_problems, config_directory, weights_dtype
+from spmd_rl.config.check_serving import chat_problems, weights_dtype
 from spmd_rl.config.loading import load
+from spmd_rl.config.model_directory import find_model
 from spmd_rl.config.serving import ChatConfig, of_chat
 from spmd_rl.config.template_names import CHAT
 from spmd_rl.data.sampling_params import SamplingParams
@@ -47,12 +48,13 @@ class Chat:
 def configure(arguments: list[str]) -> Chat:
     """Everything that can be wrong before any rank has met another, without torch. Raises ValueError: all problems."""
     settings = load(ChatConfig, arguments, NEEDED, DESCRIPTION)
-    directory = config_directory("model", settings.model)
+    found = find_model("model", settings.model)
+    directory = found.config
     shape, ranks = read_model_shape(directory, "model"), size_from_environment()
     settings = replace(settings, context=min(settings.context, shape.max_positions))
     config = of_chat(settings, directory, weights_dtype(directory, settings.dtype), ranks)
     refuse(chat_problems(settings, shape, config.model.dtype, ranks))
-    return Chat(settings, ServeSpec(config, shape, (settings.model,), settings.context, settings.platform))
+    return Chat(settings, ServeSpec(config, shape, (found.weights,), settings.context, settings.platform))
 
 
 def converse(chat: Chat, serving: Serving, shown: Pipe) -> None:
@@ -60,10 +62,12 @@ def converse(chat: Chat, serving: Serving, shown: Pipe) -> None:
     settings = chat.settings
     sampling = SamplingParams(settings.temperature, settings.max_tokens, settings.top_p, settings.top_k, settings.min_p)
     conversation = Conversation(sampling, settings.seed, settings.system)
-    serving.servers.load(settings.model)
+    serving.servers.load(chat.spec.models[0])
     ranks = f"{serving.rank.world.size} rank{'s' if serving.rank.world.size > 1 else ''}"
     shown.note(f"{settings.model}: {ranks}, {settings.context} tokens of context; /help, /exit")
     while (line := _asked(shown)) is not None:
+        if line.strip().lower() in ("exit", "quit"):
+            break
         if line.startswith("/"):
             said = conversation.obey(line)
             if said is None:

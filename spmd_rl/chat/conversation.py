@@ -13,7 +13,7 @@ HELP = """\
 /system TEXT          begin again with this system message; without TEXT: none
 /set NAME=VALUE ...   temperature, top_p, top_k, min_p, max_tokens, seed; /set alone shows them
 /help                 this
-/exit                 leave (so does the end of the input, Ctrl-D)
+/exit                 leave (so do exit, quit and the end of the input, Ctrl-D)
 Ctrl-C                stop the answer that is being given"""
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "max_tokens")
 

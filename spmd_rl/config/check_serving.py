@@ -8,31 +8,11 @@ from spmd_rl.config.check_model import engine_problems, policy_problems, positio
 from spmd_rl.config.fields import range_problems
 from spmd_rl.config.serving import ChatConfig, Dtype, EvaluateConfig
 from spmd_rl.config.wording import divisors
-from spmd_rl.errors import ConfigError, Problem
+from spmd_rl.errors import Problem
 from spmd_rl.models.model_shape import ModelShape
 
 SUMMARY = "summary.json"
 """The file by which an evaluation's directory is known."""
-
-
-def config_directory(knob: str, path: str) -> str:
-    """Return where a model's config.json and tokenizer are: a Hugging Face directory itself, or hf/ in a checkpoint.
-
-    Raises ConfigError when it is neither.
-    """
-    directory = Path(path)
-    if not directory.is_dir():
-        way = "name a Hugging Face directory or a checkpoint"
-        raise ConfigError(Problem(knob, path, "there is no such directory", way))
-    if (directory / "config.json").is_file():
-        return path
-    if not (directory / "metadata.json").is_file():
-        met = "it has neither config.json (a Hugging Face directory) nor metadata.json (a Megatron checkpoint)"
-        raise ConfigError(Problem(knob, path, met, "name one of these"))
-    if not (directory / "hf" / "config.json").is_file():
-        way = f"put the model's config.json and tokenizer into {directory / 'hf'}, as tools/convert_checkpoint.py does"
-        raise ConfigError(Problem(knob, path, "a checkpoint without hf/config.json", way))
-    return str(directory / "hf")
 
 
 def weights_dtype(directory: str, asked: str) -> Dtype:
@@ -51,7 +31,7 @@ def evaluation_problems(given: EvaluateConfig, model: ModelShape, dtype: Dtype, 
         met = "greedily (temperature = 0) all samples of a question are the same"
         problems.append(Problem("samples", given.samples, met, "set a temperature such as 0.6, or samples = 1"))
     if not given.benchmark:
-        problems.append(Problem("benchmark", None, "not set", "name one with --benchmark configs/datasets/gsm8k.yaml"))
+        problems.append(Problem("benchmark", None, "not set", "name one with --benchmark gsm8k"))
     if given.output is not None and _in_use(Path(given.output)):
         met = "there is something already"
         problems.append(Problem("output", given.output, met, "name a directory that is new or empty"))

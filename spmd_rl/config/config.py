@@ -37,11 +37,12 @@ class ModelConfig:
     """The setting that names the directory, as the program at hand calls it."""
 
     path: str
-    """Hugging Face directory of the policy: config.json, *.safetensors, tokenizer."""
+    """Hugging Face directory of the policy: config.json, *.safetensors, tokenizer. Or its name on the hub (owner/name,
+    owner/name@revision), which is downloaded once a machine."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Of the weights in training and in rollout. Optimizer states and log-probabilities are always float32."""
     reference_path: str | None = None
-    """Directory of the frozen reference model. None: the policy as it was at the start."""
+    """Directory or hub name of the frozen reference model. None: the policy as it was at the start."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model's tokenizer."""
     freeze: tuple[Literal["vision", "projector", "none"], ...] = ("vision", "projector")

@@ -9,9 +9,9 @@ from spmd_rl.config.fields import Fraction, NonNegativeFloat, NonNegativeInt, Po
 @dataclass(frozen=True)
 class CriticConfig:
     path: str | None = None
-    """Hugging Face directory that the critic begins as: a ...ForSequenceClassification model, such as a trained reward
-    model, or a ...ForCausalLM one, which gets a value head of zeros. It needs the policy's tokenizer. None: the
-    policy's directory."""
+    """Hugging Face directory or hub name that the critic begins as: a ...ForSequenceClassification model, such as a
+    trained reward model, or a ...ForCausalLM one, which gets a value head of zeros. It needs the policy's tokenizer.
+    None: the policy's directory."""
     label: NonNegativeInt | None = None
     """Which of the outputs of critic.path is the value, counted from 0; needed where it has several."""
     warmup_steps: NonNegativeInt = 0

@@ -15,6 +15,7 @@ from spmd_rl.config.redact import hidden
 from spmd_rl.config.shipped import find_file
 from spmd_rl.config.yaml_file import SectionReader, read_yaml
 from spmd_rl.errors import Problem, refuse
+from spmd_rl.models.hub import hub_name
 
 Settings = TypeVar("Settings")
 
@@ -126,6 +127,8 @@ def _dotted(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, str):
+        return hub_name(value)
     return list(value) if isinstance(value, tuple) else value
 
 

@@ -9,7 +9,8 @@ from spmd_rl.config.fields import FiniteFloat, MayDiffer, NonNegativeInt, Positi
 @dataclass(frozen=True)
 class RewardModelConfig:
     path: str = ""
-    """Hugging Face directory of a ...ForSequenceClassification model: config.json, *.safetensors, tokenizer."""
+    """Hugging Face directory or hub name of a ...ForSequenceClassification model: config.json, *.safetensors,
+    tokenizer."""
     weight: FiniteFloat = 1.0
     """Of its normalised score in the reward, beside the rules. 0: the score is measured and earns nothing."""
     label: NonNegativeInt | None = None

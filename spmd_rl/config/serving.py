@@ -18,7 +18,8 @@ class ServeConfig:
     """Settings that both programs have."""
 
     model: str
-    """A Hugging Face directory, or a Megatron checkpoint directory as tools/convert_checkpoint.py writes it."""
+    """A Hugging Face directory or hub name, a run (runs/mine) or one of its checkpoints, or a Megatron checkpoint that
+    tools/convert_checkpoint.py wrote."""
     system: str | None = None
     """System message before every question or conversation. None: what the dataset's file or the template says."""
     template: str | None = None

@@ -10,6 +10,7 @@ from spmd_rl.config.loading import load_config
 from spmd_rl.config.redact import hidden
 from spmd_rl.doctor import fingerprint, machine, network, versions
 from spmd_rl.doctor.finding import Finding
+from spmd_rl.models.hub import is_hub_model
 from spmd_rl.patches import megatron_core, vllm
 from spmd_rl.platforms import detect, record
 
@@ -69,6 +70,8 @@ def local_findings(here: Here, measure_disk: bool = True) -> list[Finding]:
 
 
 def _model(path: str, name: str = "model") -> Finding:
+    if is_hub_model(path):
+        return Finding(name, f"{path}: of the Hugging Face hub; downloaded when a run starts, or in the cache", "ok")
     if (Path(path) / "config.json").is_file():
         return Finding(name, f"{path}: {machine.in_bytes(machine.weights_bytes(path))} of weights", "ok")
     fix = f"copy the model to the same path on every node, or name it with --{name}.path"

@@ -9,6 +9,7 @@ import sys
 
 from spmd_rl.config.check import check
 from spmd_rl.config.loading import load_config
+from spmd_rl.config.model_directory import with_local_models
 from spmd_rl.distributed.layout import RolloutLayout, TrainLayout
 from spmd_rl.errors import Problem, refuse
 from spmd_rl.models.model_shape import read_model_shape
@@ -70,7 +71,7 @@ def _positive(word: str) -> int:
 
 def configure(options: argparse.Namespace, rest: list[str]) -> tuple[Case, list[str]]:
     """The case, and what a run would be refused for that doesn't matter here. Raises ValueError as a run does."""
-    config = load_config(rest)
+    config = with_local_models(load_config(rest))
     shape = read_model_shape(config.model.path)
     world = options.world_size or fewest_ranks(config)
     problems = check(config, world, shape)
