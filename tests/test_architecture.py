@@ -34,7 +34,7 @@ DOORS = {
     "vllm": ("rollout/", "patches/"),
     "vllm_ascend": ("rollout/", "patches/"),
     "torch_npu": ("platforms/npu.py",),
-    "transformers": ("data/", "training/vision.py"),
+    "transformers": ("data/", "training/vision.py", "patches/vllm_images.py"),
     "datasets": ("data/sources/tables.py",),
     "pyarrow": ("data/sources/tables.py", "data/sources/prepared.py"),
     "reasoning_gym": ("data/sources/tasks.py",),

@@ -134,11 +134,29 @@ def make_tiny(
         file = directory / "config.json"
         config = json.loads(file.read_text()) | {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}
         file.write_text(json.dumps(config, indent=2) + "\n")
+    if sees:
+        write_processor(directory)
     if tokenizer is not None:
         for file in Path(tokenizer).iterdir():
             if file.name.startswith("tokenizer") or file.name in ("special_tokens_map.json", "chat_template.jinja"):
                 shutil.copy(file, directory)
     return directory
+
+
+def write_processor(directory: Path, min_pixels: int = 56 * 56, max_pixels: int = 28 * 28 * 64) -> None:
+    """The settings of images, as published models have them: other limits of the pixels."""
+    settings = {
+        "image_processor_type": "Qwen2VLImageProcessor",
+        "processor_class": "Qwen2_5_VLProcessor",
+        "min_pixels": min_pixels,
+        "max_pixels": max_pixels,
+        "patch_size": 14,
+        "temporal_patch_size": 2,
+        "merge_size": 2,
+        "image_mean": [0.48145466, 0.4578275, 0.40821073],
+        "image_std": [0.26862954, 0.26130258, 0.27577711],
+    }
+    (directory / "preprocessor_config.json").write_text(json.dumps(settings, indent=2) + "\n")
 
 
 def _randomize(model, seed: int) -> None:

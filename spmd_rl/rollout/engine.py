@@ -13,6 +13,7 @@ from spmd_rl.distributed.status import set_status
 from spmd_rl.models.model_shape import ModelShape
 from spmd_rl.platforms.platform import Platform
 from spmd_rl.rollout.engine_weights import SleepMode, Weights
+from spmd_rl.rollout.images import image_options, with_images
 from spmd_rl.rollout.options import memory_share, model_options
 from spmd_rl.rollout.packed_weights import OwnStorages
 from spmd_rl.rollout.requests import Completion, Request, SamplingParams
@@ -38,6 +39,7 @@ class Engine:
         end_ids: Sequence[int] = (),
         skip_special_tokens: bool = False,
         weight_bytes: int = 0,
+        images_per_prompt: int = 1,
     ):
         """`max_tokens`: the longest prompt with its response. `needs_text`: stop strings make the engine detokenize,
         with `skip_special_tokens` or without. `end_ids`: end every response. `weight_bytes`: this rank's.
@@ -48,6 +50,7 @@ class Engine:
         if platform.free_and_total_bytes is not None:
             share = memory_share(*platform.free_and_total_bytes(), weight_bytes, cache_bytes)
             options |= {"gpu_memory_utilization": share}
+        options |= image_options(shape, images_per_prompt)
         from vllm import LLM
 
         self.llm = LLM(
@@ -66,7 +69,8 @@ class Engine:
             enable_prefix_caching=True,
             # Log-probabilities of the distribution that was sampled from, not of the raw logits.
             logprobs_mode="processed_logprobs",
-            skip_tokenizer_init=not needs_text,
+            # What reads images does not start without a tokenizer.
+            skip_tokenizer_init=not needs_text and shape.vision is None,
             # Every rank of a replica must agree on what it would sample without request seeds too.
             seed=seed,
             disable_log_stats=True,
@@ -74,7 +78,7 @@ class Engine:
             **options,
         )
         self.needs_text, self.skip_special_tokens, self.end_ids = needs_text, skip_special_tokens, tuple(end_ids)
-        self.asleep = False
+        self.asleep, self.sees = False, shape.vision is not None
         runner = self._runner
         self.memory = (SleepMode if platform.engine_sleeps else OwnStorages)(self.llm, runner)
         self.weights: Weights = self.memory.weights
@@ -103,6 +107,8 @@ class Engine:
             self.memory.wake_cache()
             self.asleep = False
         self.llm.reset_prefix_cache()
+        if self.sees:
+            self.llm.llm_engine.reset_encoder_cache()
 
     def close(self) -> None:
         """End the engine, and with it the process groups: vLLM destroys all of the process's, not only its own."""
@@ -165,9 +171,10 @@ class Engine:
         from vllm.inputs import TokensPrompt
         from vllm.sampling_params import RequestOutputKind
 
+        prompt = list(request.prompt)
         self.llm.llm_engine.add_request(
             str(request.id),
-            TokensPrompt(prompt_token_ids=list(request.prompt)),
+            with_images(prompt, request.images) if request.images else TokensPrompt(prompt_token_ids=prompt),
             vllm.SamplingParams(
                 temperature=sampling.temperature,
                 top_p=sampling.top_p,

@@ -1,11 +1,38 @@
 """Requests to the engine, and their completions."""
 
+import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+
+import torch
 
 from spmd_rl.data.sampling_params import SamplingParams
 from spmd_rl.distributed.sample import Sample
 
-__all__ = ["Completion", "Request", "SamplingParams"]
+__all__ = ["Completion", "PromptImages", "Request", "SamplingParams"]
+
+
+@dataclass(frozen=True)
+class PromptImages:
+    """Hold the images of a prompt, as a vision tower takes them."""
+
+    pixels: torch.Tensor
+    """Patches of all images, one after another [patches, numbers of a patch]."""
+    grids: Sequence[tuple[int, int, int]]
+    """Of each image: frames, rows and columns of patches."""
+    spans: Sequence[tuple[int, int]]
+    """Of each image: its first image token in the prompt, and how many there are."""
+
+    @cached_property
+    def of_each(self) -> list[torch.Tensor]:
+        """Return the patches of each image."""
+        return list(self.pixels.split([frames * rows * columns for frames, rows, columns in self.grids]))
+
+    @cached_property
+    def digests(self) -> list[str]:
+        """Return of each image what tells it from others."""
+        return [hashlib.blake2b(one.numpy().tobytes(), digest_size=16).hexdigest() for one in self.of_each]
 
 
 @dataclass(frozen=True)
@@ -16,6 +43,7 @@ class Request:
     prompt: tuple[int, ...]
     """Token ids."""
     seed: int
+    images: PromptImages | None = None
 
 
 @dataclass(frozen=True)

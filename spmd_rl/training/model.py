@@ -27,7 +27,7 @@ class ModelChunk(GPTModel):
     """
 
     def forward(
-        self, input_ids: torch.Tensor, *arguments: Any, packed_seq_params: PackedTokens, **options: Any
+        self, input_ids: torch.Tensor, *arguments: object, packed_seq_params: PackedTokens, **options: object
     ) -> torch.Tensor:
         """input_ids [1, C] -> hidden states [C/tp or C, 1, H]; a model that sees puts its images in first."""
         if hasattr(self, "visual"):

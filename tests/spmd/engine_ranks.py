@@ -37,7 +37,9 @@ def _case(case: dict, world, platform) -> dict:
 
     shape = read_model_shape(case["models"][0])
     layout = RolloutLayout(case["tensor"], world.size, case["data"], case["expert"])
-    engine = Engine(case["models"][0], shape, "float32", layout, 64, 4, 2**22, 32, False, 1, platform)
+    engine = Engine(
+        case["models"][0], shape, "float32", layout, 64, 4, 2**22, 32, False, 1, platform, images_per_prompt=2
+    )
     shard = vllm_shard(shape, layout, world.rank)
     engine.sleep()
     found: dict = {"asleep": _plain_bytes(engine), "unlike": [], "refreshes": []}
@@ -85,14 +87,35 @@ def _load_with_vllm(engine, model: str) -> None:
     engine._runner.get_model().load_weights(iter(load_file(f"{model}/model.safetensors").items()))
 
 
+def _images(vision, fields):
+    """A prompt's images as a request brings them; None for none."""
+    from spmd_rl.rollout.requests import PromptImages
+
+    if not fields:
+        return None
+    grids = [tuple(grid) for grid in fields["image_grids"].tolist()]
+    counts, first, spans = fields["image_grids"].prod(-1) // vision.merge**2, 0, []
+    for count in counts.tolist():
+        spans.append((int(fields["image_places"][first]), count))
+        first += count
+    return PromptImages(fields["pixel_values"], grids, spans)
+
+
 def _generate(engine, count: int, shape) -> list[dict]:
     import torch
 
+    from spmd.samples import image_prompts
     from spmd_rl.rollout.requests import Request, SamplingParams
 
     generator = torch.Generator().manual_seed(17)
     prompts = [torch.randint(3, shape.vocabulary, (5 + 6 * i,), generator=generator).tolist() for i in range(count)]
     requests = [Request(i, tuple(prompts[i]), seed=100 + i) for i in range(count)]
+    if shape.vision is not None:
+        shown = image_prompts(shape.vision)[:count]
+        requests = [
+            Request(i, tuple(tokens.tolist()), seed=100 + i, images=_images(shape.vision, fields))
+            for i, (tokens, fields) in enumerate(shown)
+        ]
     made: list = []
     engine.generate(requests, SamplingParams(TEMPERATURE, RESPONSE), made.append)
     return [

@@ -33,6 +33,15 @@ def show_images(
     return tokens, fields
 
 
+def image_prompts(vision: Vision) -> list[tuple[torch.Tensor, dict[str, torch.Tensor]]]:
+    """Prompts with two images, one and none, and what their samples have beside tokens."""
+    draw, found = torch.Generator().manual_seed(5), []
+    for number, grids in enumerate(GRIDS):
+        tokens = torch.randint(3, 500, (5 + 2 * number,), generator=draw)
+        found.append(show_images(tokens, grids, vision, draw) if grids else (tokens, {}))
+    return found
+
+
 def make_samples(vocabulary: int, vision: Vision | None = None) -> tuple[dict[int, Sample], list[Ticket]]:
     """Three prompts of different lengths with four responses each, of 1 to 13 tokens; in some a span is masked.
 

@@ -8,7 +8,10 @@ import torch
 from spmd.covering import covering
 from spmd.engine_ranks import TEMPERATURE
 from spmd.ranks import run_ranks
+from spmd.samples import image_prompts
+from spmd_rl.models.model_shape import read_model_shape
 from tiny_models import make_tiny
+from tiny_tokenizer import make_tokenizer
 
 pytestmark = pytest.mark.engine
 
@@ -24,6 +27,7 @@ MODELS = {
     "llama": ("llama", {}),
     "qwen2-tied": ("qwen2", {"tied": True}),
     "qwen3": ("qwen3", {}),
+    "qwen2_5_vl": ("qwen2_5_vl", {}),
     "qwen2_moe": ("qwen2_moe", {}),
     "qwen3_moe": ("qwen3_moe", {}),
     "deepseek_v3": ("deepseek_v3", {}),
@@ -49,10 +53,12 @@ REQUESTS = 3
 def models(tmp_path_factory):
     """Name -> two directories: the same model with other weights."""
     root = tmp_path_factory.mktemp("engine")
-    return {
+    made = {
         name: [str(make_tiny(root / f"{name}-{seed}", family, layers=2, seed=seed, **others)) for seed in (7, 8)]
         for name, (family, others) in MODELS.items()
     }
+    make_tokenizer(made["qwen2_5_vl"][0])
+    return made
 
 
 @pytest.fixture(scope="module", params=CASES, ids=lambda ranks: f"{ranks}-ranks")
@@ -79,6 +85,18 @@ def cases(request, models):
     return {case: [report["cases"][i] for report in reports] for i, case in enumerate(chosen)}
 
 
+def seen(path, sample) -> dict:
+    """What transformers' model takes beside a sample's tokens: its images."""
+    vision = read_model_shape(path).vision
+    for tokens, fields in image_prompts(vision) if vision else ():
+        if tokens.tolist() == sample["prompt"] and fields:
+            types = torch.zeros(1, len(sample["prompt"] + sample["response"]), dtype=torch.int)
+            types[0, fields["image_places"]] = 1
+            images = {"pixel_values": fields["pixel_values"], "image_grid_thw": fields["image_grids"]}
+            return images | {"mm_token_type_ids": types}
+    return {}
+
+
 @pytest.fixture(scope="module")
 def reference(models):
     """Log-probabilities of a sample's response in Hugging Face's model of a name and refresh."""
@@ -92,13 +110,14 @@ def reference(models):
         if key not in found:
             path = models[name][refresh]
             if path not in loaded:
-                model = transformers.AutoModelForCausalLM.from_pretrained(
-                    path, dtype=torch.float32, attn_implementation="eager"
-                )
+                sees = name == "qwen2_5_vl"
+                auto = transformers.AutoModelForImageTextToText if sees else transformers.AutoModelForCausalLM
+                model = auto.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
                 loaded[path] = model.eval()
             response = torch.tensor(sample["response"])
             with torch.no_grad():
-                logits = loaded[path](torch.tensor([sample["prompt"] + sample["response"]])).logits[0]
+                tokens = torch.tensor([sample["prompt"] + sample["response"]])
+                logits = loaded[path](tokens, **seen(path, sample)).logits[0]
             scaled = logits[len(sample["prompt"]) - 1 : -1] / TEMPERATURE
             found[key] = scaled.log_softmax(-1).gather(1, response[:, None])[:, 0]
         return found[key]
