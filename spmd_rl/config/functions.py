@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from types import ModuleType
 from typing import Any, Generic, TypeVar, cast
@@ -31,6 +31,9 @@ class FunctionTable(Generic[Function]):
     """By name; text is "package.module:function", imported when it is asked for."""
     arguments: int
     """Number that the program gives; the parameters after them are options."""
+    adapters: Mapping[str, Callable[[Function], Function]] = field(default_factory=dict)
+    """By what stands before a name, as in trl:file.py:function: makes a function of another program's signature one of
+    ours."""
 
     def find(self, name: str, **settings: Any) -> Function:
         """Return the function called `name`: one of the table, or "path/to/file.py:function", or
@@ -74,6 +77,9 @@ class FunctionTable(Generic[Function]):
         return ConfigError(Problem(self.knob, None, met, f"{tried}: {reason}"))
 
     def _function(self, name: str, spelled: str) -> Function:
+        adapter, colon, rest = name.partition(":")
+        if colon and ":" in rest and adapter in self.adapters:
+            return self.adapters[adapter](self._function(rest, spelled))
         if name in self.functions:
             found = self.functions[name]
             if not isinstance(found, str):

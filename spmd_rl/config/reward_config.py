@@ -33,7 +33,8 @@ class RewardModelConfig:
 class RewardConfig:
     rules: dict[str, FiniteFloat] = field(default_factory=lambda: {"math_answer": 1.0})
     """Rule -> weight; a sample's reward is the weighted sum. A rule is a name that comes with spmd_rl, or
-    file.py:function, or package.module:function, with options: --reward.rules acc 1 "overlong(buffer_tokens=512)" 1"""
+    file.py:function, or package.module:function, with options: --reward.rules acc 1 "overlong(buffer_tokens=512)" 1.
+    trl:file.py:function and verl:file.py:function have the signatures of TRL and verl."""
     timeout_seconds: MayDiffer[PositiveFloat] = 10.0
     """A rule that takes longer for one sample is stopped; the sample's cause is then "timeout"."""
     first_call_seconds: MayDiffer[PositiveFloat] = 60.0

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 
 from spmd_rl.config.functions import FunctionTable
+from spmd_rl.rewards.adapters import ADAPTERS
 from spmd_rl.rewards.grade import Grade, RewardSample
 from spmd_rl.rewards.rules.exact import exact
 from spmd_rl.rewards.rules.format import format_tags, step, strict_format
@@ -38,7 +39,7 @@ RULES: dict[str, Rule] = {
     "repetition": repetition,
 }
 
-TABLE = FunctionTable("reward.rules", "rule", RULES, arguments=1)
+TABLE = FunctionTable("reward.rules", "rule", RULES, arguments=1, adapters=ADAPTERS)
 resolve = TABLE.find
 
 
@@ -56,14 +57,13 @@ def foreign(rule: Rule) -> str:
         return ""
     if "completions" in names:
         return (
-            "\nIts signature is TRL's (prompts, completions, and the columns by name). Here it is one sample's: "
-            "def judge(sample) -> float: return theirs([sample.prompt], [sample.response], answer=[sample.answer])[0]"
+            "\nIts signature is TRL's (prompts, completions, and the columns by name): write trl: before its name, "
+            "as in trl:my_rules.py:judge"
         )
     if {"solution_str", "data_source"} & names:
         return (
-            "\nIts signature is verl's (data_source, solution_str, ground_truth, extra_info). Here it is "
-            'def judge(sample) -> float: return theirs(sample.row.get("data_source"), sample.response, sample.answer, '
-            'sample.row.get("extra_info"))'
+            "\nIts signature is verl's (data_source, solution_str, ground_truth, extra_info): write verl: before its "
+            "name, as in verl:my_rules.py:compute_score"
         )
     return ""
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -37,7 +38,8 @@ def sources(prompts: Sequence[Prompt], rules: Mapping[str, float]) -> dict[str, 
         for (kind, name), found in digests.items()
     }
     for rule in rules:
-        source, colon, _ = rule.partition("(")[0].rpartition(":")
+        path = re.sub(r"^\w+:(?=.+:)", "", rule.partition("(")[0])  # trl:file.py:function
+        source, colon, _ = path.rpartition(":")
         if colon and (file := _file_of(source)):
             said[f"rule {source}"] = f"digest {digest(file)}"
     return said

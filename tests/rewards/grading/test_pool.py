@@ -232,10 +232,10 @@ def test_a_rule_that_returns_none_does_not_count_for_that_sample_and_the_others_
 @pytest.mark.parametrize(
     "rule, said",
     [
-        ("trl", ["TypeError", "TRL's", "def judge(sample)"]),
-        ("trl_too", ["TypeError", "TRL's", "def judge(sample)"]),
+        ("trl", ["TypeError", "TRL's", "trl:my_rules.py:judge"]),
+        ("trl_too", ["TypeError", "TRL's", "trl:my_rules.py:judge"]),
         ("trl_counts", ["[1.0, 1.0, 1.0]", "TRL's"]),
-        ("verl", ["missing 2 required positional arguments", "verl's", "sample.response"]),
+        ("verl", ["missing 2 required positional arguments", "verl's", "verl:my_rules.py:compute_score"]),
         ("lazy", ["took longer than reward.timeout_seconds = 0.5", "judge.prepare = load"]),
         ("hang_in_c", []),
     ],
