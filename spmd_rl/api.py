@@ -1,5 +1,5 @@
-"""Name what files of a user's import: rules, loops and the functions of an algorithm. These names stay; nothing else is
-promised.
+"""Name what files and notebooks of a user's import: for rules, loops and algorithms, and to start and read runs. These
+names stay; nothing else is promised.
 
 Each is imported when it is asked for: a rule's process stays without what a loop needs.
 """
@@ -12,8 +12,10 @@ if TYPE_CHECKING:
     from spmd_rl.controller.session import Session, Step
     from spmd_rl.program import main
     from spmd_rl.rewards.grade import Grade, RewardSample
+    from spmd_rl.runs import evaluate, grade, load_config, read_metrics, read_samples, train
 
 __all__ = ["Config", "Grade", "RewardSample", "Session", "Step", "main"]
+__all__ += ["evaluate", "grade", "load_config", "read_metrics", "read_samples", "train"]
 
 _PLACES = {
     "Config": "spmd_rl.config.config",
@@ -22,6 +24,12 @@ _PLACES = {
     "Session": "spmd_rl.controller.session",
     "Step": "spmd_rl.controller.session",
     "main": "spmd_rl.program",
+    "evaluate": "spmd_rl.runs",
+    "grade": "spmd_rl.runs",
+    "load_config": "spmd_rl.runs",
+    "read_metrics": "spmd_rl.runs",
+    "read_samples": "spmd_rl.runs",
+    "train": "spmd_rl.runs",
 }
 
 

@@ -5,6 +5,7 @@ from spmd_rl.config.config import Config
 from spmd_rl.config.names import Phase
 from spmd_rl.controller.session import Session
 from spmd_rl.program import main
+from spmd_rl.runtime.process import leave
 
 
 def run_grpo(config: Config, session: Session) -> None:
@@ -32,4 +33,4 @@ def run_grpo(config: Config, session: Session) -> None:
 
 
 if __name__ == "__main__":
-    main(run_grpo, critic=False)
+    leave(main(run_grpo, critic=False))

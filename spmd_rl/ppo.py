@@ -4,6 +4,7 @@ from spmd_rl.algorithms.table import find_curation, find_reduction
 from spmd_rl.config.config import Config
 from spmd_rl.controller.session import Session
 from spmd_rl.program import main
+from spmd_rl.runtime.process import leave
 
 
 def run_ppo(config: Config, session: Session) -> None:
@@ -28,4 +29,4 @@ def run_ppo(config: Config, session: Session) -> None:
 
 
 if __name__ == "__main__":
-    main(run_ppo, critic=True)
+    leave(main(run_ppo, critic=True))

@@ -1,7 +1,7 @@
 """Assemble a program on every rank: inputs, the other ranks, a worker; rank 0 controls, the others serve.
 
-`main` is where a training loop of one's own starts: `main(my_loop)` in a file that torchrun runs with `-m`. The loop is
-given the configuration and a session, as spmd_rl/grpo.py's is.
+`main` is where a training loop of one's own starts: `sys.exit(main(my_loop))` in a file that torchrun runs with `-m`.
+The loop is given the configuration and a session, as spmd_rl/grpo.py's is.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ from spmd_rl.platforms.platform import Platform
 from spmd_rl.runlog.run_dir import way_on
 from spmd_rl.runlog.run_lock import RunLock
 from spmd_rl.runlog.run_log import RunLog
-from spmd_rl.runtime.process import Started, launch, user_errors_exit
+from spmd_rl.runtime.process import Started, run, user_errors_exit
 from spmd_rl.runtime.sources import changed_sources, sources
 from spmd_rl.runtime.startup import (
     Inputs,
@@ -85,8 +85,8 @@ class Program(Protocol):
         """Control the ranks, on rank 0, up to the verb stop."""
 
 
-def main(loop: Loop, arguments: list[str] | None = None, critic: bool | None = None) -> None:
-    """Train with a loop; the exit status is 2 where the user can fix what is wrong.
+def main(loop: Loop, arguments: list[str] | None = None, critic: bool | None = None) -> int:
+    """Train with a loop; return the exit status, which is 2 where the user can fix what is wrong.
 
     `critic`: whether the loop is for a critic's advantages (algorithm.advantage = gae); None: for any.
     """
@@ -98,7 +98,7 @@ def main(loop: Loop, arguments: list[str] | None = None, critic: bool | None = N
         run_rank(trainings[0], started)
 
     prepare = partial(configure, critic=critic)
-    launch(prepare, live, arguments, last_words=lambda: trainings[0].last_words() if trainings else "")
+    return run(prepare, live, arguments, last_words=lambda: trainings[0].last_words() if trainings else "")
 
 
 def run_rank(program: Program, started: Started) -> None:

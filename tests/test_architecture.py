@@ -12,6 +12,7 @@ PACKAGE = ROOT / "spmd_rl"
 LAYERS = (
     ("__main__",),
     ("api", "grpo", "ppo", "plan", "evaluate", "chat", "verify_resume"),
+    ("runs",),
     ("serve", "analysis"),
     ("program", "doctor"),
     ("runtime", "testing"),
@@ -66,6 +67,7 @@ TORCH_FREE_THEMSELVES = (
     "chat",
     "serve",
     "verify_resume",
+    "runs",
 )
 
 FILES = sorted(PACKAGE.rglob("*.py"))

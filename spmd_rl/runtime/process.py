@@ -32,17 +32,32 @@ def launch(
     arguments: list[str] | None = None,
     before_exit: Callable[[signal.Signals], bool] = lambda received: True,
     last_words: Callable[[], str] = str,
-) -> None:
+) -> NoReturn:
+    """Run an entry point as `run` does, and end this process with its status."""
+    leave(run(configure, live, arguments, before_exit, last_words))
+
+
+def run(
+    configure: Callable[[list[str]], Settings],
+    live: Callable[[Settings, Started], None],
+    arguments: list[str] | None = None,
+    before_exit: Callable[[signal.Signals], bool] = lambda received: True,
+    last_words: Callable[[], str] = str,
+) -> int:
     """Run an entry point: settings, or what is wrong with them; then a rank's life, which signals end.
 
     `before_exit` is called with a signal, on a thread of its own, and keeps the program alive with False. On rank 0
-    `last_words` are said of a signal that ends it. The exit status is USER_ERROR where the user can fix what is wrong.
+    `last_words` are said of a signal that ends it. Returns the exit status: 0; USER_ERROR where the user can fix what
+    is wrong; 1 for any other error, which is said.
     """
     silence_libraries()
     start = ExitStack()
     start.enter_context(collecting_no_garbage())
-    with user_errors_exit():
-        settings = configure(sys.argv[1:] if arguments is None else arguments)
+    try:
+        with user_errors_exit():
+            settings = configure(sys.argv[1:] if arguments is None else arguments)
+    except SystemExit as ended:  # also --help
+        return _status(ended)
     _exit_on_signals(before_exit, last_words)
     # Only now: what is wrong with the settings is said without waiting for torch.
     from torch.distributed.elastic.multiprocessing.errors import record
@@ -56,12 +71,16 @@ def launch(
 
     try:
         record(hiding_secrets(naming_peers(reporting_timeouts(life))), ErrorFileHandler())(settings)
-    except SystemExit:
-        raise
+    except SystemExit as ended:
+        return _status(ended)
     except BaseException:
         sys.excepthook(*sys.exc_info())
-        _leave(1)
-    _leave(0)
+        return 1
+    return 0
+
+
+def _status(ended: SystemExit) -> int:
+    return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
 
 
 @contextmanager
@@ -156,7 +175,7 @@ def silence_libraries() -> None:
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
-def _leave(status: int) -> NoReturn:
+def leave(status: int) -> NoReturn:
     """End this process as Python does, but for taking itself apart, which takes seconds with torch and vLLM."""
     if status == 0:
         threading._shutdown()  # waits for threads that are not daemons
