@@ -1,15 +1,19 @@
 """Train by several configs with several seeds, and make the table of docs/algorithms.md:
 `python tools/bench_algorithms.py configs/*demo_smollm2_cpu.yaml --seeds 1 2 3 --output runs/algorithms`.
 
-A run that is there already is not made again, so an interrupted table goes on. What follows `--` goes to every run.
+Runs are made one seed of all configs after the other, and what each came to is a line of OUTPUT/results.jsonl. One that
+is there, of the same settings, is not made again: an interrupted table goes on, `--runs 1` makes the next run alone,
+`--runs 0` only prints. One that fails is said and left out. What follows `--` goes to every run.
 """
 
 import argparse
+import hashlib
 import json
 import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 HEAD = (
@@ -17,18 +21,38 @@ HEAD = (
 )
 
 
+@dataclass(frozen=True)
+class Result:
+    """Hold what a run came to, as a line of results.jsonl."""
+
+    config: str
+    seed: int
+    settings: str
+    """Digest of the config's text, the number of ranks and what followed `--`."""
+    before: float
+    """Greedy accuracy before the first step."""
+    after: float
+    minutes: float
+    """Of all steps, evaluations and start-up not counted."""
+
+
 def program(config: Path) -> str:
     """Return the module that trains by a config: PPO has a loop of its own."""
     return "spmd_rl.ppo" if config.name.startswith("ppo") else "spmd_rl.grpo"
 
 
+def digest(config: Path, ranks: int, overrides: Sequence[str]) -> str:
+    """Return what tells runs of other settings apart."""
+    text = json.dumps([config.read_text(), ranks, list(overrides)])
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
 def train(config: Path, seed: int, ranks: int, directory: Path, overrides: Sequence[str]) -> list[dict[str, float]]:
-    """Return the rows of a run, which is made unless it has ended."""
-    if not (directory / "hf").exists():
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)]
-        command += ["-m", program(config), "--config", str(config), "--run.dir", str(directory), *overrides]
-        command += ["--run.seed", str(seed), "--checkpoint.resume", "never"]
-        subprocess.run(command, check=True, stdout=sys.stderr)
+    """Make a run, and return the rows of its metrics; what an interrupted one left is moved aside by the run."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)]
+    command += ["-m", program(config), "--config", str(config), "--run.dir", str(directory), *overrides]
+    command += ["--run.seed", str(seed), "--checkpoint.resume", "never"]
+    subprocess.run(command, check=True, stdout=sys.stderr)
     return [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
 
 
@@ -40,13 +64,30 @@ def accuracies(rows: Sequence[dict[str, float]]) -> tuple[float, float]:
     return found[0], found[-1]
 
 
-def line(name: str, runs: Sequence[Sequence[dict[str, float]]]) -> str:
+def read(results: Path) -> list[Result]:
+    """Return the results so far; a last line that was cut off is left out."""
+    lines = results.read_text().splitlines(keepends=True) if results.exists() else []
+    return [Result(**json.loads(line)) for line in lines if line.endswith("\n")]
+
+
+def add(results: Path, result: Result) -> None:
+    """Write a result behind the others, in place of a line that was cut off."""
+    results.parent.mkdir(parents=True, exist_ok=True)
+    whole = [*read(results), result]
+    beside = results.with_suffix(".new")
+    beside.write_text("".join(json.dumps(asdict(one)) + "\n" for one in whole))
+    beside.replace(results)
+
+
+def row(name: str, results: Sequence[Result]) -> str:
     """Return a row of the table: means over the seeds."""
-    before, after = zip(*(accuracies(rows) for rows in runs), strict=True)
-    gained = [100 * (last - first) for first, last in zip(before, after, strict=True)]
-    minutes = statistics.mean(sum(row.get("timing/all", 0.0) for row in rows) for rows in runs) / 60
-    first, last = (f"{100 * statistics.mean(values):.0f} %" for values in (before, after))
-    return f"| `{name}` | {first} | {last} | {min(gained):+.0f} to {max(gained):+.0f} | {minutes:.0f} | {len(runs)} |"
+    gained = [100 * (one.after - one.before) for one in results]
+    minutes = statistics.mean(one.minutes for one in results)
+    means = (statistics.mean(one.before for one in results), statistics.mean(one.after for one in results))
+    first, last = (f"{100 * mean:.0f} %" for mean in means)
+    return (
+        f"| `{name}` | {first} | {last} | {min(gained):+.0f} to {max(gained):+.0f} | {minutes:.0f} | {len(results)} |"
+    )
 
 
 def main() -> None:
@@ -54,14 +95,39 @@ def main() -> None:
     parser.add_argument("configs", type=Path, nargs="+")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--runs", type=int, help="make at most so many runs now; without it, all that are missing")
     parser.add_argument("--output", type=Path, default=Path("runs/algorithms"))
     words = sys.argv[1:]
     end = words.index("--") if "--" in words else len(words)
     arguments, overrides = parser.parse_args(words[:end]), words[end + 1 :]
-    print(HEAD, flush=True)
+    results, wanted = arguments.output / "results.jsonl", {}
+    for seed in arguments.seeds:
+        for config in arguments.configs:
+            wanted[config.name, seed, digest(config, arguments.ranks, overrides)] = config
+
+    def there() -> dict[tuple[str, int, str], Result]:
+        found = {(one.config, one.seed, one.settings): one for one in read(results)}
+        return {key: found[key] for key in wanted if key in found}
+
+    missing = [key for key in wanted if key not in there()]
+    failed = False
+    for key in missing[: arguments.runs]:
+        config, seed, settings = wanted[key], key[1], key[2]
+        try:
+            rows = train(config, seed, arguments.ranks, arguments.output / f"{config.stem}_{seed}", overrides)
+            minutes = sum(one.get("timing/all", 0.0) for one in rows) / 60
+            add(results, Result(config.name, seed, settings, *accuracies(rows), minutes))
+        except (subprocess.CalledProcessError, OSError, ValueError) as error:
+            failed = True
+            print(f"{config.name}, seed {seed}: {error}", file=sys.stderr, flush=True)
+    found = there()
+    print(HEAD)
     for config in arguments.configs:
-        places = [(seed, arguments.output / f"{config.stem}_{seed}") for seed in arguments.seeds]
-        print(line(config.name, [train(config, s, arguments.ranks, d, overrides) for s, d in places]), flush=True)
+        if mine := [one for key, one in found.items() if key[0] == config.name]:
+            print(row(config.name, mine))
+    if left := len(wanted) - len(found):
+        print(f"{left} of {len(wanted)} runs are missing; the same command makes them", file=sys.stderr)
+    sys.exit(1 if failed else 0)
 
 
 if __name__ == "__main__":

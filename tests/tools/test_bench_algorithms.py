@@ -1,23 +1,76 @@
-import json
+import subprocess
 import sys
+
+import pytest
 
 from tools import bench_algorithms
 
 
-def test_the_table_has_the_means_over_seeds_and_what_was_gained_by_the_worst_and_the_best(
-    tmp_path, monkeypatch, capsys
-):
-    for seed, after in ((1, 0.75), (2, 0.5)):
-        run = tmp_path / f"rloo_{seed}"
-        (run / "hf").mkdir(parents=True)
-        rows = [
+@pytest.fixture
+def table(tmp_path, monkeypatch, capsys):
+    """Return a function that runs the tool with runs that only say what they came to, and answers (made, printed)."""
+    for name in ("rloo", "ppo"):
+        (tmp_path / f"{name}.yaml").write_text(name)
+    made = []
+
+    def train(config, seed, ranks, directory, overrides):
+        made.append((config.stem, seed))
+        if (config.stem, seed) in broken:
+            raise subprocess.CalledProcessError(1, "torchrun")
+        after = {1: 0.75, 2: 0.5}[seed]
+        return [
             {"eval/sums/accuracy": 0.25},
             {"timing/all": 90.0},
             {"timing/all": 150.0},
             {"eval/sums/accuracy": after},
         ]
-        (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    words = ["x", "rloo.yaml", "--seeds", "1", "2", "--output", str(tmp_path), "--", "--train.steps", "3"]
-    monkeypatch.setattr(sys, "argv", words)
-    bench_algorithms.main()
-    assert capsys.readouterr().out.splitlines()[-1] == "| `rloo.yaml` | 25 % | 62 % | +25 to +50 | 4 | 2 |"
+
+    broken: set[tuple[str, int]] = set()
+    monkeypatch.setattr(bench_algorithms, "train", train)
+
+    def call(*words, failing=()):
+        made.clear()
+        broken.clear()
+        broken.update(failing)
+        configs = [str(tmp_path / f"{name}.yaml") for name in ("rloo", "ppo")]
+        monkeypatch.setattr(
+            sys, "argv", ["x", *configs, "--seeds", "1", "2", "--output", str(tmp_path / "out"), *words]
+        )
+        with pytest.raises(SystemExit) as ended:
+            bench_algorithms.main()
+        return list(made), capsys.readouterr().out.splitlines()[2:], ended.value.code
+
+    return call
+
+
+def test_the_table_has_the_means_over_seeds_and_what_was_gained_by_the_worst_and_the_best(table):
+    made, printed, status = table("--", "--train.steps", "3")
+    assert made == [("rloo", 1), ("ppo", 1), ("rloo", 2), ("ppo", 2)]
+    assert printed == [f"| `{name}.yaml` | 25 % | 62 % | +25 to +50 | 4 | 2 |" for name in ("rloo", "ppo")]
+    assert status == 0
+
+
+def test_runs_are_made_as_many_as_are_asked_for_and_the_table_has_what_is_there(table):
+    assert table("--runs", "1") == ([("rloo", 1)], ["| `rloo.yaml` | 25 % | 75 % | +50 to +50 | 4 | 1 |"], 0)
+    made, printed, _ = table("--runs", "0")
+    assert (made, len(printed)) == ([], 1)
+    assert table()[0] == [("ppo", 1), ("rloo", 2), ("ppo", 2)]
+    assert table()[0] == []
+
+
+def test_a_run_that_fails_is_left_out_and_made_again_by_the_same_command(table):
+    made, printed, status = table(failing=[("rloo", 1)])
+    assert len(made) == 4
+    assert printed[0] == "| `rloo.yaml` | 25 % | 50 % | +25 to +25 | 4 | 1 |"
+    assert status == 1
+    assert table()[0] == [("rloo", 1)]
+
+
+def test_results_of_other_settings_do_not_count_and_a_line_that_was_cut_off_is_made_again(table, tmp_path):
+    table("--runs", "2")
+    (tmp_path / "rloo.yaml").write_text("another")
+    assert table("--runs", "0")[1] == ["| `ppo.yaml` | 25 % | 75 % | +50 to +50 | 4 | 1 |"]
+    results = tmp_path / "out" / "results.jsonl"
+    results.write_text(results.read_text()[:-5])
+    assert table("--runs", "2")[0] == [("rloo", 1), ("ppo", 1)]
+    assert len(results.read_text().splitlines()) == 3
