@@ -281,6 +281,29 @@ def test_the_samples_of_a_skipped_update_are_kept(drive, tmp_path):
     assert "step 1: the update was skipped: beyond a bound" in driven.console
 
 
+class SkippingFirst(RecordingRanks):
+    """Skip the first update after a start."""
+
+    suspects = [3]
+
+    def learn(self, *arguments):
+        metrics, _ = super().learn(*arguments)
+        return metrics, "beyond a bound" if len(self.learned) == 1 else ""
+
+
+def test_a_skipped_update_lowers_the_rate_for_good_and_a_checkpoint_knows(drive):
+    train = {"skipped_rate_factor": 0.5, "minibatches": 2}
+    settings = {"make_ranks": SkippingFirst, "train": train, "checkpoint": {"every_steps": 1}}
+    driven = drive(steps=2, directory="parts", **settings)
+    assert [learned["learning_rate"] for learned in driven.ranks.learned] == [1e-3, 5e-4, 5e-4, 5e-4]
+    assert [row["grpo/lr"] for row in driven.rows] == [1e-3, 5e-4]
+    assert "learning rate of the policy: 0.5 of its schedule from now on" in driven.console
+    rest = drive(steps=3, directory="parts", **settings)
+    assert [learned["learning_rate"] for learned in rest.ranks.learned] == [5e-4, 2.5e-4]
+    stays = drive(steps=2, directory="stays", **settings | {"train": {"minibatches": 2}})
+    assert {learned["learning_rate"] for learned in stays.ranks.learned} == {1e-3}
+
+
 @pytest.mark.parametrize("kl", [0.0, 0.1])
 def test_several_minibatches_need_the_policy_before_the_first(drive, kl):
     driven = drive(train={"minibatches": 2}, algorithm={"kl_coefficient": kl})

@@ -195,6 +195,9 @@ class TrainConfig:
     """An update whose gradient is not finite, or beyond a bound, is skipped: weights and optimizer stay as they were,
     and the samples it was most about are written to skipped/. When so many in a row were, the run stops. 1: at the
     first."""
+    skipped_rate_factor: MayDiffer[Annotated[float, Bounds(gt=0, le=1)]] = 1.0
+    """A skipped update multiplies the learning rate of its model by this, for the rest of the run; a second one does
+    again. 1: it stays."""
     grad_norm_bound: PositiveFloat | None = None
     """An update of the policy is skipped when the gradient's norm, before it is clipped, is larger. None: no bound."""
     kl_bound: PositiveFloat | None = None

@@ -71,6 +71,8 @@ class Session:
         target = algorithm.kl_target if algorithm.kl_control == "adaptive" else None
         self.kl_control = KlController(algorithm.kl_coefficient, target, algorithm.kl_horizon)
         self.kl_control.load_state_dict(restored.get("kl_control", {}))
+        self.rate_factors: dict[str, float] = restored.get("rate_factors", {})
+        """By the name of a model that learns, where updates were skipped (train.skipped_rate_factor)."""
 
     def steps(self) -> Iterator["Step"]:
         """Yield the steps that are left, from where the run goes on; a step ends when the next one is asked for.
@@ -108,7 +110,17 @@ class Session:
             "prompts_taken": self.prompts_taken,
             "reward_models": self.reward_models.state_dict(),
             "kl_control": self.kl_control.state_dict(),
+            "rate_factors": dict(self.rate_factors),
         }
+
+    def lower_rate(self, model: str) -> float:
+        """Lower a model's learning rate for good, as train.skipped_rate_factor says; returns the factor."""
+        factor = self.config.train.skipped_rate_factor
+        if factor < 1.0:
+            self.rate_factors[model] = self.rate_factors.get(model, 1.0) * factor
+            found = self.rate_factors[model]
+            self.log.note(f"learning rate of the {model}: {found:.4g} of its schedule from now on")
+        return factor
 
     def _evaluate(self, step: int) -> None:
         """Ask all held-out questions and keep the answers; the ranks are back in training mode afterwards."""
@@ -130,7 +142,10 @@ class Step:
         """The number counts from 0; the log counts from 1."""
         self.config, self.ranks, self.log = session.config, session.ranks, session.log
         self.timed: Timed = self.log.timed
-        self.learning_rates = learning_rates(self.config, number)
+        self.learning_rates = {
+            model: rate * session.rate_factors.get(model, 1.0)
+            for model, rate in learning_rates(self.config, number).items()
+        }
         """By the name of the model that learns."""
         self.batch = Batch([], {})
         self.plan: Plan | None = None
@@ -259,6 +274,8 @@ class Step:
     def learn(self, model: str, minibatch: int) -> None:
         """Make one optimizer step of a model on a mini-batch."""
         metrics, skipped = self.ranks.learn(model, minibatch, self.learning_rates[model])
+        if skipped:
+            self.learning_rates[model] *= self.session.lower_rate(model)
         if skipped and self.ranks.suspects:
             kept = self.ranks.conversations(self.ranks.suspects, self.number + 1)
             self.log.skipped_samples(self.number + 1, minibatch, kept, model)
