@@ -20,7 +20,8 @@ def data_problems(config: Config) -> list[Problem]:
     problems = _evaluation(evaluation) + _templates(data)
     if ARITHMETIC in (*(data.mix or (data.source,)), data.eval_source):
         problems += _arithmetic(data.arithmetic)
-    held_out = data.eval_source is not None or evaluation.benchmarks or not (data.mix or not is_made(data.source))
+    own = is_made(data.source) or data.eval_problems  # a part of the source is held out, where there are no others
+    held_out = data.eval_source is not None or evaluation.benchmarks or (own and not data.mix)
     if evaluation.every_steps and not held_out:
         way = "name a file with data.eval_source or evaluation.benchmarks, or set it to 0"
         met = "there are no held-out problems"

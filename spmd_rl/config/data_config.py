@@ -104,8 +104,9 @@ class DataConfig:
     """Treatment of rows that cannot be read (broken text, a missing column, a value of another type): leave them out
     and say how many, or stop at the first and name file, row and column."""
     eval_source: str | None = None
-    """The held-out problems, named as data.source is. None: none, except that problems made on the spot have their own,
-    disjoint from training."""
+    """The held-out problems, named as data.source is. None: problems made on the spot have their own, disjoint from
+    training; where evaluation.every_steps asks for some, the source's own split for it, or else about a tenth of the
+    source is held out of training, at most eval_problems, and the log says so."""
     eval_problems: NonNegativeInt = 128
     """At most so many held-out problems, the first of the source."""
     shuffle: bool = True

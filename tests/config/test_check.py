@@ -281,8 +281,10 @@ def test_evaluating_now_and_then_needs_held_out_problems(problems, tmp_path):
     source = tmp_path / "train.jsonl"
     source.write_text("")
     assert problems("--evaluation.every_steps 5") == []
-    (problem,) = problems(f"--evaluation.every_steps 5 --data.source {source}")
-    assert problem.startswith("evaluation.every_steps = 5: there are no held-out problems")
+    assert problems(f"--evaluation.every_steps 5 --data.source {source}") == []  # a part of it is held out
+    for words in (f"--data.mix {source} 1", f"--data.source {source} --data.eval_problems 0"):
+        (problem,) = problems(f"--evaluation.every_steps 5 {words}")
+        assert problem.startswith("evaluation.every_steps = 5: there are no held-out problems")
 
 
 def test_notes_say_what_works_and_is_worth_knowing():

@@ -10,6 +10,7 @@ from spmd_rl.config.loading import load_dataset_config
 from spmd_rl.config.source_names import is_made
 from spmd_rl.config.template_names import CHAT
 from spmd_rl.data import tokens
+from spmd_rl.data.seeds import derived_seed
 from spmd_rl.data.sources import prepared
 from spmd_rl.data.sources.questions import Question, Reading, read_questions, without_overlong
 from spmd_rl.data.sources.row import Row
@@ -17,6 +18,7 @@ from spmd_rl.data.templates import Template, load_template
 from spmd_rl.errors import ConfigError, Problem
 
 _AT_ONCE = 512
+_HELD_OUT_PART = 10
 _OVERRIDES = ("prompt_column", "answer_column", "answer_pattern", "assistant_turn")
 # A tokenizer takes a minute and gigabytes for a text of 10 MB. Of a text with so many characters for each token that is
 # allowed, the beginning is enough to see that it is too long.
@@ -78,28 +80,63 @@ def load_prompts(config: Config, tokenizer: Any, split: Literal["train", "eval"]
     prompts: list[Prompt] = []
     notes: list[str] = []
     shares: list[tuple[int, float]] = []
-    for source, weight in _sources(data, split).items():
+    for source, weight in _sources(config, split).items():
         dataset = with_overrides(load_dataset_config(source), data)
-        loaded = load_dataset(dataset, data, tokenizer, config.run.seed, split, limit)
+        if source == data.source and holds_out(config):
+            loaded = load_dataset(dataset, data, tokenizer, config.run.seed, "train", None)
+            loaded = _hold_out(loaded, split, data.eval_problems, source)
+        else:
+            loaded = load_dataset(dataset, data, tokenizer, config.run.seed, split, limit)
         prompts += loaded.prompts
         notes += loaded.notes
         shares.append((len(loaded.prompts), weight))
     if split == "train" and len(prompts) < config.train.prompts_per_step:
-        gives = f"{' and '.join(_sources(data, split))} gives only {len(prompts)} prompts"
+        gives = f"{' and '.join(_sources(config, split))} gives only {len(prompts)} prompts"
         met, way = f"{gives}, so a step would ask the same prompt twice", "lower it or bring more prompts"
         raise ConfigError(Problem("train.prompts_per_step", config.train.prompts_per_step, met, way))
     return Loaded(prompts, notes, tuple(shares))
 
 
-def _sources(data: DataConfig, split: str) -> dict[str, float]:
+def holds_out(config: Config) -> bool:
+    """Return True where held-out problems are taken out of what is trained on: evaluation is asked for, and there are
+    no others."""
+    data, evaluation = config.data, config.evaluation
+    given = data.eval_source is not None or evaluation.benchmarks or data.mix or not data.eval_problems
+    if given or not evaluation.every_steps:
+        return False
+    dataset = load_dataset_config(data.source)
+    return not is_made(dataset.source) and dataset.eval_split in (None, dataset.split)
+
+
+def _hold_out(loaded: Loaded, split: str, most: int, source: str) -> Loaded:
+    """Return a source's held-out problems, about a tenth and at most so many, or the others.
+
+    A hash of the problem decides, whatever the seed: one that is there twice is on one side.
+    """
+    prompts = loaded.prompts
+    chosen = [prompt.text for prompt in prompts if derived_seed(f"held out {prompt.text}") % _HELD_OUT_PART == 0]
+    held = set(list(dict.fromkeys(chosen))[:most]) or {prompts[-1].text}
+    kept = [prompt for prompt in prompts if (prompt.text in held) == (split == "eval")]
+    if split == "eval":
+        once = list({prompt.text: prompt for prompt in reversed(kept)}.values())[::-1]
+        return Loaded(once, [], ((len(once), 1.0),))
+    which = f"{len(held)} of the {len(prompts)} problems of {source}"
+    said = f"data.eval_source is not set: {which} are held out of training"
+    return Loaded(kept, [*loaded.notes, said], ((len(kept), 1.0),))
+
+
+def _sources(config: Config, split: str) -> dict[str, float]:
     """Source -> weight."""
+    data = config.data
     if split == "train":
         return data.mix or {data.source: 1.0}
     if data.eval_problems == 0:
         return {}
     if data.eval_source is None:
-        made = not data.mix and is_made(load_dataset_config(data.source).source)
-        return {data.source: 1.0} if made else {}
+        dataset = load_dataset_config(data.source)
+        own_split = config.evaluation.every_steps and not config.evaluation.benchmarks and dataset.eval_split
+        own = is_made(dataset.source) or holds_out(config) or bool(own_split)
+        return {data.source: 1.0} if own and not data.mix else {}
     return {data.eval_source: 1.0}
 
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from spmd_rl.config.config import Config, ModelConfig, TrainConfig
+from spmd_rl.config.config import Config, EvaluationConfig, ModelConfig, TrainConfig
 from spmd_rl.config.data_config import DataConfig
 from spmd_rl.data.sources.prompts import load_prompts
 
@@ -233,3 +233,34 @@ def test_made_problems_need_no_named_columns():
 def test_rows_without_an_answer_are_prompts_where_no_answer_is_asked_for(load):
     asked = load([{"prompt": "1+1"}, {"prompt": "two"}], answer_column="")
     assert [(prompt.text, prompt.answer) for prompt in asked.prompts] == [("1+1", ""), ("two", "")]
+
+
+def plain(tmp_path, count, **evaluation):
+    file = tmp_path / "mine.jsonl"
+    rows = [{"prompt": f"{n} + {n}?", "answer": str(2 * n)} for n in range(count)] * 2
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    train, data = TrainConfig(prompts_per_step=1), DataConfig(source=str(file), template="plain", eval_problems=7)
+    return Config(ModelConfig("m"), data, train=train, evaluation=EvaluationConfig(**evaluation))
+
+
+def test_held_out_problems_are_taken_out_of_a_plain_file_where_evaluation_is_asked_for(tmp_path):
+    config = plain(tmp_path, 200, every_steps=2)
+    train, held = (load_prompts(config, Tokenizer(), split) for split in ("train", "eval"))
+    assert len(train.prompts) == 386 and len({prompt.text for prompt in held.prompts}) == len(held.prompts) == 7
+    assert {prompt.text for prompt in train.prompts}.isdisjoint(prompt.text for prompt in held.prompts)
+    assert f"data.eval_source is not set: 7 of the 400 problems of {config.data.source} are held out of training" in (
+        train.notes
+    )
+    assert held.shares == ((7, 1.0),) and train.shares == ((386, 1.0),)
+
+
+@pytest.mark.parametrize("evaluation", [{}, {"every_steps": 2, "benchmarks": ("arithmetic",)}])
+def test_nothing_is_held_out_where_nobody_asks(tmp_path, evaluation):
+    config = plain(tmp_path, 20, **evaluation)
+    assert len(load_prompts(config, Tokenizer(), "train").prompts) == 40
+    assert load_prompts(config, Tokenizer(), "eval").prompts == []
+
+
+def test_a_file_of_few_problems_gives_one(tmp_path):
+    held = load_prompts(plain(tmp_path, 2, every_steps=1), Tokenizer(), "eval").prompts
+    assert len({prompt.text for prompt in held}) == 1
