@@ -21,7 +21,7 @@ HEAD = """\
 # Settings
 
 Made by `tools/make_settings_page.py` out of the settings themselves. Each can stand in a YAML file, section by section,
-and on the command line as `--section.setting VALUE`, which wins; `python -m spmd_rl.grpo --help` says the same.
+and on the command line as `--section.key VALUE`, which wins; `python -m spmd_rl.grpo --help` says the same.
 Relative paths are relative to the directory that the command is started in.
 """
 PROGRAMS = (
