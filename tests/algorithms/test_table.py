@@ -127,6 +127,12 @@ def test_all_functions_that_cannot_be_used_are_told_at_once():
     assert knobs == [f"algorithm.{knob}" for knob in ("advantage", "curation", "loss", "correction")]
 
 
+@pytest.mark.parametrize("name", ["huber", "nowhere.py:f", "no.module:f", "clipped(what=1)"])
+def test_a_value_loss_that_cannot_be_used_is_refused_with_its_setting(name):
+    with pytest.raises(ValueError, match="algorithm.value_loss: "):
+        try_algorithms(AlgorithmConfig(advantage="gae", value_loss=name))
+
+
 def test_a_loss_of_the_users_is_given_the_settings_that_it_names(own):
     loss = find_loss(
         AlgorithmConfig(loss=own("def f(a, b, c, d, e, *, clip_low): return clip_low, {}\n"), clip_low=0.1)

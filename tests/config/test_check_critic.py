@@ -77,6 +77,14 @@ def test_one_sample_a_prompt_is_enough_for_a_critic_alone(problems):
         ("--algorithm.lam nan", {}, "algorithm.lam = nan: not a finite number"),
         ("--algorithm.value_clip -1", {}, "algorithm.value_clip = -1.0: out of range"),
         ("--train.epochs 0", {}, "train.epochs = 0: out of range"),
+        ("--train.skipped_rate_factor 0", {}, "train.skipped_rate_factor = 0.0: out of range"),
+        ("--train.skipped_rate_factor 1.5", {}, "train.skipped_rate_factor = 1.5: out of range"),
+        (
+            "--algorithm.samples_per_prompt 1 --algorithm.curation teaching --algorithm.refill_attempts 2",
+            {},
+            "algorithm.curation = teaching: a group of one sample",
+        ),
+        ("--parallel.tensor 3", {}, "parallel.tensor x parallel.pipeline = 3 x 1: does not divide the 8 ranks"),
         (
             "--algorithm.kl_in_reward True",
             {},
@@ -128,6 +136,11 @@ def test_the_weight_of_a_divergence_is_looked_at_whatever_the_advantage(problems
     assert problems(KL + ADAPTIVE, advantage="reinforce_plus_plus") == []
     (found,) = problems(KL + ADAPTIVE + "--algorithm.kl_horizon 5", advantage="reinforce_plus_plus")
     assert found.startswith("algorithm.kl_horizon = 5.0")
+
+
+def test_a_layout_of_the_critics_own_is_refused_by_name(words):
+    with pytest.raises(ValueError, match="critic.parallel.tensor: there is no such setting; did you mean parallel.ten"):
+        load_config(words("--critic.parallel.tensor 2"))
 
 
 def test_each_loop_refuses_the_settings_of_the_other(words):

@@ -115,6 +115,19 @@ def test_a_run_that_goes_on_is_the_one_that_never_stopped_bit_for_bit(finished):
     assert found.parameters == sum(map(len, weights))
 
 
+def test_a_run_goes_on_in_another_layout_with_the_samples_and_but_for_rounding_the_values_of_the_first(finished):
+    root, _, rows = finished
+    saved = root / "whole" / "checkpoints" / "step_000002"
+    ppo(root, "other", "--checkpoint.resume", str(saved), "--parallel.tensor", "2")
+    rest = json.loads((root / "other" / "metrics.jsonl").read_text().splitlines()[0])
+    assert rest["step"] == 3
+    for name in ("critic/score/mean", "critic/score/max", "response_length/mean", "kl/beta", "actor/lr", "critic/lr"):
+        assert rest[name] == rows[2][name], name
+    for name in """critic/values/mean critic/values/max critic/values/min critic/explained_variance critic/returns/mean
+        critic/vf_loss critic/grad_norm actor/grad_norm actor/pg_loss actor/entropy kl/mean""".split():
+        assert rest[name] == pytest.approx(rows[2][name], rel=1e-3, abs=1e-5), name
+
+
 def test_the_exported_critic_is_a_model_that_scores_and_a_run_can_begin_with_it(finished):
     from transformers import AutoModelForSequenceClassification
 
