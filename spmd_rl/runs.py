@@ -39,7 +39,7 @@ class Outcome:
     """The last lines of its console."""
 
 
-def load_config(file: str | None = None, settings: Mapping[str, Any] | None = None) -> Config:
+def load_config(file: str | None = None, settings: Mapping[str, object] | None = None) -> Config:
     """Return the settings of a YAML file (or a shipped one by its name), with others over them: {"train.steps": 2}.
 
     Raises ConfigError, a ValueError, with all problems.
@@ -47,7 +47,7 @@ def load_config(file: str | None = None, settings: Mapping[str, Any] | None = No
     return loading.load_config(words(file, settings))
 
 
-def words(file: str | None, settings: Mapping[str, Any] | None) -> list[str]:
+def words(file: str | None, settings: Mapping[str, object] | None) -> list[str]:
     """Return a command line that says the same."""
     found = ["--config", str(file)] if file is not None else []
     for name, value in (settings or {}).items():
@@ -60,7 +60,7 @@ def words(file: str | None, settings: Mapping[str, Any] | None) -> list[str]:
 
 
 def train(
-    file: str | None = None, settings: Mapping[str, Any] | None = None, ranks: int = 1, quiet: bool = False
+    file: str | None = None, settings: Mapping[str, object] | None = None, ranks: int = 1, quiet: bool = False
 ) -> Outcome:
     """Train in processes of their own, `ranks` on this machine, and wait. Raises ConfigError where settings are wrong.
 
@@ -74,11 +74,11 @@ def train(
 def evaluate(
     model: str,
     benchmark: str,
-    settings: Mapping[str, Any] | None = None,
+    settings: Mapping[str, object] | None = None,
     ranks: int = 1,
     output: str | None = None,
     quiet: bool = False,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Measure a model on a benchmark in processes of its own; return the summary, with its `directory`.
 
     `settings`: of spmd_rl.evaluate, such as {"samples": 4, "temperature": 0.6}. `output` None: a new temporary
@@ -116,7 +116,7 @@ def grade(
     answer: str,
     rule: str = "math_answer",
     prompt: str = "",
-    row: Mapping[str, Any] | None = None,
+    row: Mapping[str, object] | None = None,
 ) -> Grade | None:
     """Grade a response by a rule, named as in reward.rules, in this process; None: the rule does not apply to it.
 

@@ -75,6 +75,7 @@ SPARSE = (
 )
 
 
+@pytest.mark.long
 def test_a_model_of_671_billion_parameters_is_planned_for_384_ranks_from_its_config_alone(run):
     answer = json.loads(run(DEEPSEEK_V3, *SPARSE, "--world-size", "384", "--json"))
     assert round(answer["model"]["parameters"] / 1e9) == 671

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -101,14 +101,14 @@ def comparison_numbers(comparison: Comparison) -> dict[str, float]:
     }
 
 
-def write_lines(directory: Path, name: str, lines: Sequence[Mapping[str, Any]]) -> Path:
+def write_lines(directory: Path, name: str, lines: Sequence[Mapping[str, object]]) -> Path:
     """One JSON object a question."""
     path = directory / f"{name}.jsonl"
     write_samples(path, lines)
     return path
 
 
-def write_summary(directory: Path, summary: Mapping[str, Any]) -> None:
+def write_summary(directory: Path, summary: Mapping[str, object]) -> None:
     """Write the file by which the directory is known as an evaluation."""
     (directory / SUMMARY).write_text(json.dumps(summary, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 

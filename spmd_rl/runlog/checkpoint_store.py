@@ -93,7 +93,7 @@ class CheckpointStore:
         partial.mkdir()
         return partial
 
-    def seal(self, step: int, state: Mapping[str, Any]) -> list[str]:
+    def seal(self, step: int, state: Mapping[str, object]) -> list[str]:
         """Add what rank 0 needs to go on, and list the files: all ranks have written. Returns the names of all."""
         partial = self.directory / f"{name_of(step)}.partial"
         _write(partial / STATE, json.dumps({"step": step, **state}, indent=1))

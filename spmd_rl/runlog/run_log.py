@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from spmd_rl.config.config import Config
 from spmd_rl.config.names import ALIASES, Phase
@@ -250,13 +250,13 @@ class RunLog:
             )
 
     def skipped_samples(
-        self, step: int, minibatch: int, samples: Sequence[Mapping[str, Any]], model: str = "policy"
+        self, step: int, minibatch: int, samples: Sequence[Mapping[str, object]], model: str = "policy"
     ) -> None:
         """Keep the samples that a model's update of a mini-batch was skipped for."""
         of = "" if model == "policy" else f"_{model}"
         write_samples(self.run_dir / SKIPPED / f"step_{step:06d}_minibatch_{minibatch}{of}.jsonl", samples)
 
-    def samples(self, step: int, samples: Sequence[Mapping[str, Any]], show: int = 0) -> None:
+    def samples(self, step: int, samples: Sequence[Mapping[str, object]], show: int = 0) -> None:
         """Keep samples, as data.samples.sample_record makes them; show the first few."""
         write_samples(self.run_dir / SAMPLES / samples_file(step), samples)
         for sample in samples[:show]:
@@ -268,7 +268,7 @@ class RunLog:
         self._ranks.write(json.dumps({"step": step, **columns}) + "\n")
         self._ranks.flush()
 
-    def questions(self, step: int, benchmark: str, lines: Sequence[Mapping[str, Any]]) -> None:
+    def questions(self, step: int, benchmark: str, lines: Sequence[Mapping[str, object]]) -> None:
         """Keep what an evaluation asked and what came back: one question a line (evaluation/benchmark.py)."""
         write_samples(self.run_dir / EVALUATIONS / f"step_{step:06d}_{benchmark}.jsonl", lines)
 

@@ -1,7 +1,6 @@
 """Attention over packed tokens, through the platform's kernel."""
 
 import math
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -31,7 +30,7 @@ class PackedAttention(MegatronModule):
         softmax_scale: float | None = None,
         k_channels: int | None = None,
         v_channels: int | None = None,
-        **options: Any,
+        **options: object,
     ):
         super().__init__(config=config)
         self.context_group = parallel_state.get_context_parallel_group()

@@ -1,7 +1,5 @@
 """The layers of the model as Megatron's specs: which module computes which part, without Transformer Engine."""
 
-from typing import Any
-
 import torch
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
 from megatron.core.post_training.modelopt.layers import Linear
@@ -30,7 +28,7 @@ from spmd_rl.training.attention import PackedAttention
 class RMSNorm(torch.nn.Module):
     """Call the platform's kernel under Megatron's signature; unlike Megatron's own it works with sequence parallel."""
 
-    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **options: Any):
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **options: object):
         super().__init__()
         self.weight = torch.nn.Parameter(torch.ones(hidden_size, dtype=config.params_dtype))
         self.weight.sequence_parallel = config.sequence_parallel

@@ -37,10 +37,10 @@ class ModelChunk(GPTModel):
             )
         return super().forward(input_ids, *arguments, packed_seq_params=packed_seq_params, **options)
 
-    def _postprocess(self, hidden_states: torch.Tensor, **others: Any) -> torch.Tensor:
+    def _postprocess(self, hidden_states: torch.Tensor, **others: object) -> torch.Tensor:
         return hidden_states
 
-    def sharded_state_dict(self, *arguments: Any, **options: Any) -> dict[str, Any]:
+    def sharded_state_dict(self, *arguments: object, **options: object) -> dict[str, Any]:
         """Describe the weights for a checkpoint; Megatron expects an output layer on every last stage."""
         last = self.post_process
         self.post_process = last and not hasattr(self, "value_head")

@@ -24,11 +24,11 @@ class PositionRotary(torch.nn.Module):
         self.axes = list(axes)
 
     def get_rotary_seq_len(
-        self, inference: Any, decoder: Any, decoder_input: Any, config: Any, packed: PackedTokens
+        self, inference: object, decoder: object, decoder_input: object, config: Any, packed: PackedTokens
     ) -> torch.Tensor:
         return packed.positions
 
-    def forward(self, positions: torch.Tensor, packed_seq: bool = True, cp_group: Any = None) -> Any:
+    def forward(self, positions: torch.Tensor, packed_seq: bool = True, cp_group: object = None) -> Any:
         """positions [T] or [3, T] -> angles [T, 1, 1, d]."""
         if positions.dim() == 2:
             angles = positions[self.axes].T.float() * self.inverse_frequencies  # [T, d/2]
@@ -44,7 +44,7 @@ class LatentRotary(PositionRotary):
         super().__init__(inverse_frequencies)
         self.factor = factor
 
-    def forward(self, positions: torch.Tensor, packed_seq: bool = True, cp_group: Any = None) -> Any:
+    def forward(self, positions: torch.Tensor, packed_seq: bool = True, cp_group: object = None) -> Any:
         """positions [T] -> (angles [T, 1, 1, d], factor)."""
         return super().forward(positions), self.factor
 

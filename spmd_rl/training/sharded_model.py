@@ -1,7 +1,6 @@
 """This rank's shard of a model: its weights, and what it says of samples."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import torch
 
@@ -89,7 +88,7 @@ class ShardedModel:
         """
         found: list[tuple[Packed, torch.Tensor]] = []
 
-        def use(packed: Packed, first: torch.Tensor, *others: Any) -> torch.Tensor:
+        def use(packed: Packed, first: torch.Tensor, *others: object) -> torch.Tensor:
             found.append((packed, first))
             return first.sum()
 

@@ -1,7 +1,6 @@
 """One rank of a program that only generates."""
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,7 +17,7 @@ from spmd_rl.worker.base_worker import BaseWorker
 class ServeWorker(BaseWorker):
     """One rank. Nothing is trained, nothing of Megatron runs."""
 
-    def __init__(self, *arguments: Any):
+    def __init__(self, *arguments: object):
         super().__init__(*arguments)
         self.shard = vllm_shard(self.shape, self.rollout_layout, self.world.rank)
         self.tokens_heard: Callable[[list[int]], bool] = lambda tokens: False

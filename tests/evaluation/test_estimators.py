@@ -74,6 +74,7 @@ def test_the_majority_of_one_is_the_accuracy_and_of_all_is_the_vote():
     assert majority_at_k([2, 2, 1], 0, 0)[-1] == 0.5
 
 
+@pytest.mark.long
 def test_majority_of_many_samples_is_a_probability():
     found = majority_at_k([300, 200, 100, 100] + [1] * 24, 0, 300)
     assert len(found) == 1024

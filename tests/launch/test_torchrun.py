@@ -218,6 +218,7 @@ def test_the_programs_status_is_the_launchers(machine):
     assert machine.run(TORCHRUN, *PROGRAM, FAKE_STATUS="7")[0] == 7
 
 
+@pytest.mark.long
 def test_a_port_in_use_is_found_before_anything_starts(machine):
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))

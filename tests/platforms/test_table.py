@@ -19,6 +19,7 @@ def run(words, path):
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.long
 def test_a_machine_of_another_package_is_named_detected_and_refused_like_ours(tmp_path):
     path = os.pathsep.join(filter(None, (*installed(tmp_path), os.environ.get("PYTHONPATH"))))
     ask = """

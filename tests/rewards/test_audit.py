@@ -37,6 +37,7 @@ def test_stored_rewards_that_the_rules_would_not_give_again_are_listed(run, caps
     assert apart["old"]["cause"] == "wrong" and apart["new"]["scores"] == {"math_answer": 1.0}
 
 
+@pytest.mark.long
 def test_two_sets_of_rules_are_compared(run, capsys):
     assert main([str(run), "--rules", "acc", "1", "--against", "math_17k_acc", "1"]) == 1
     out = capsys.readouterr().out

@@ -55,6 +55,7 @@ def test_these_calls_would_be_carried_out_by_what_evaluates_them(marker):
     assert marker.exists(), "sympy's own parser evaluates names that Python has built in"
 
 
+@pytest.mark.long
 def test_no_response_reaches_a_shell_or_more_of_python_than_digits_and_operators(marker, monkeypatch):
     prepare()
     import math_verify.parser as parser
@@ -77,6 +78,7 @@ def test_no_response_reaches_a_shell_or_more_of_python_than_digits_and_operators
     assert names <= {"Integer", "Float", "Rational", "Add", "Mul", "Pow"}, names
 
 
+@pytest.mark.long
 def test_grader_processes_survive_hostile_and_heavy_responses_and_go_on(marker):
     with GraderPool({"math_answer": 1.0}, timeout_seconds=1.5, memory_mib=2048) as pool:
         responses = [frame.format(call.format(marker=marker)) for call in CALLS for frame in FRAMES[:2]]

@@ -58,11 +58,13 @@ def test_what_all_ranks_of_a_node_have_met_its_first_one_says_and_another_what_i
     assert end.stderr.count("cannot start") == 1 and "ValueError: train.steps = 0: out of range" in rest
 
 
+@pytest.mark.long
 def test_a_program_lives_after_its_start_and_ends_well():
     end = ended(LIVES)
     assert (end.returncode, end.stdout) == (0, "lived\n"), end.stderr
 
 
+@pytest.mark.long
 def test_an_error_in_a_programs_life_ends_it_with_its_traceback():
     end = ended(LIVES.replace('print("lived")', 'raise RuntimeError("no more")'))
     assert end.returncode == 1 and "RuntimeError: no more" in end.stderr

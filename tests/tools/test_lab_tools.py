@@ -43,6 +43,7 @@ def runs(tmp_path_factory):
     return root
 
 
+@pytest.mark.long
 def test_plot_run_writes_pictures_and_a_page_of_one_run_or_several(runs, tmp_path):
     done = tool("plot_run", runs / "wide", runs / "narrow", "--output", tmp_path / "out")
     assert done.returncode == 0, done.stderr
@@ -62,6 +63,7 @@ def test_plot_run_in_a_terminal_names_several_runs_and_leaves_no_files(runs):
     assert not (runs / "wide" / "report").exists()
 
 
+@pytest.mark.long
 def test_find_insights_ranks_and_counts(runs):
     done = tool("find_insights", runs / "wide")
     assert done.returncode == 0, done.stderr

@@ -92,6 +92,7 @@ def made(gguf, tmp_path_factory):
     return output
 
 
+@pytest.mark.long
 def test_a_gguf_file_becomes_a_model_directory_that_says_what_it_is(made, tool):
     from spmd_rl.models.model_shape import read_model_shape
 

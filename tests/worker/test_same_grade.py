@@ -82,6 +82,7 @@ class OneRank:
         self.rollouts.made.clear()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("special", "opened"), [(True, "<think>\n"), (False, "")], ids=["special tags", "added tags"])
 def test_one_response_has_one_text_and_one_grade_wherever_it_is_graded(tmp_path, special, opened):
     make_tokenizer(tmp_path / "model")

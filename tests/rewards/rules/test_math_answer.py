@@ -173,6 +173,7 @@ def test_numbers_are_compared_without_importing_sympy():
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_every_gsm8k_solution_is_right_by_itself_and_wrong_with_another_number(split):
     golds = [json.loads(line)["answer"] for line in data(f"gsm8k/{split}.jsonl").open()]
@@ -189,6 +190,7 @@ def test_every_gsm8k_solution_is_right_by_itself_and_wrong_with_another_number(s
 READ_OTHERWISE = {28, 29}
 
 
+@pytest.mark.long
 def test_the_verdicts_on_public_graders_own_cases_agree_and_no_other_wrong_answer_is_correct():
     cases = json.loads(data("graders/equivalence_cases.json").read_text())
     agreed, generous = 0, set()
