@@ -203,7 +203,15 @@ class Training:
         if world.rank == 0:
             self.log = _start_log(config, self.directory, world, lines, resumed, restarts)
         self.worker = TrainWorker(
-            config, self.shape, rank.platform, world, inputs.prompts, inputs.tokenizer, rank.graders, inputs.readers
+            config,
+            self.shape,
+            rank.platform,
+            world,
+            inputs.prompts,
+            inputs.tokenizer,
+            rank.graders,
+            inputs.readers,
+            inputs.images,
         )
         if resumed is not None:
             with doing(f"loads {resumed.saved.path}"):

@@ -66,7 +66,7 @@ def tiny_models(tmp_path_factory):
         "qwen2_5_vl": make_tiny(root / "qwen2_5_vl", "qwen2_5_vl"),
     }
     for directory in directories.values():
-        make_tokenizer(directory)
+        make_tokenizer(directory, vision="_vl" in directory.name)
     return {name: str(directory) for name, directory in directories.items()}
 
 

@@ -45,6 +45,9 @@ class DatasetConfig:
     """Column of a row's own system message, which goes before `system` where it is not empty."""
     extra_columns: tuple[str, ...] | None = None
     """Further columns to keep for reward rules. None: all but binary ones (images), which are never kept."""
+    image_column: str | None = None
+    """Column of the pictures that a prompt shows at its places <image>: one or a list, each a path below the data's
+    directory, bytes, or {bytes, path}. None: there are none."""
     answer_pattern: str | None = None
     """Regular expression whose group 1, where it matches last, is the answer. None: the column as it is."""
     answer_without: str = ""
@@ -81,6 +84,15 @@ class DataConfig:
     answer_column: str | None = None
     """Column of the answer that reward rules compare with; "": there is none. None: what the dataset's file says, else
     "answer"."""
+    image_column: str | None = None
+    """Column of the pictures that a prompt shows at its places <image>: one or a list, each a path below the data's
+    directory, bytes, or {bytes, path}. None: what the dataset's file says, else there are none."""
+    image_min_pixels: PositiveInt | None = None
+    """A picture with fewer pixels is enlarged to so many. None: what the model's preprocessor_config.json says."""
+    image_max_pixels: PositiveInt | None = None
+    """A picture with more pixels is made smaller. None: what the model's preprocessor_config.json says."""
+    images_per_prompt: PositiveInt = 1
+    """Pictures of a prompt, at most; a row with more is one that cannot be used (bad_rows)."""
     answer_pattern: str | None = None
     """Regular expression whose group 1, where it matches last, is the answer. None: what the dataset's file says."""
     assistant_turn: Literal["refuse", "drop", "answer"] | None = None

@@ -9,7 +9,7 @@ from spmd_rl.config.functions import FunctionTable
 from spmd_rl.rewards.adapters import ADAPTERS
 from spmd_rl.rewards.grade import Grade, RewardSample
 from spmd_rl.rewards.rules.exact import exact
-from spmd_rl.rewards.rules.format import format_tags, step, strict_format
+from spmd_rl.rewards.rules.format import format_tags, step, strict_format, think_boxed
 from spmd_rl.rewards.rules.length import length, overlong, repetition
 from spmd_rl.rewards.rules.math_answer import math_answer
 from spmd_rl.rewards.rules.mindspeed import acc, acc_for_dapo, acc_for_ppo, base_acc, math_17k_acc, math_verify_reward
@@ -34,6 +34,7 @@ RULES: dict[str, Rule] = {
     "math_verify_reward": math_verify_reward,
     "strict_format": strict_format,
     "step": step,
+    "think_boxed": think_boxed,
     "overlong": overlong,
     "length": length,
     "repetition": repetition,

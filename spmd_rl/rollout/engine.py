@@ -200,8 +200,11 @@ def _completion(request: Request, output: Any) -> Completion:
     # One entry a position: the sampled token's.
     logprobs = torch.tensor([flat.logprobs[start] for start in flat.start_indices], dtype=torch.float32)
     assert len(logprobs) == len(tokens)
+    shown = request.images.fields if request.images else {}
     return Completion(
-        Sample.of(request.id, torch.tensor(request.prompt, dtype=torch.int32), tokens, rollout_logprobs=logprobs),
+        Sample.of(
+            request.id, torch.tensor(request.prompt, dtype=torch.int32), tokens, rollout_logprobs=logprobs, **shown
+        ),
         finish_reason=str(sample.finish_reason),
         cached_prompt_tokens=output.num_cached_tokens or 0,
     )

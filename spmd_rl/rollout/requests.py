@@ -1,8 +1,8 @@
 """Requests to the engine, and their completions."""
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -23,6 +23,8 @@ class PromptImages:
     """Of each image: frames, rows and columns of patches."""
     spans: Sequence[tuple[int, int]]
     """Of each image: its first image token in the prompt, and how many there are."""
+    fields: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """Of a sample that shows them, for training."""
 
     @cached_property
     def of_each(self) -> list[torch.Tensor]:

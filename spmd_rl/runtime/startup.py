@@ -15,6 +15,7 @@ from spmd_rl.config.config import GAE, Config
 from spmd_rl.config.fault_spec import check_parameters
 from spmd_rl.config.loading import load_config, load_dataset_config
 from spmd_rl.config.model_directory import with_local_models
+from spmd_rl.data.image_reader import ImageReader
 from spmd_rl.data.response_text import described, end_tokens, templates_of
 from spmd_rl.data.reward_model_reading import Reader, make_reader
 from spmd_rl.data.sources.order import PromptOrder
@@ -46,6 +47,8 @@ class Inputs:
     benchmarks: Sequence[Benchmark] = ()
     readers: Mapping[str, Reader] = field(default_factory=dict)
     """Each reward model's reading of samples."""
+    images: ImageReader | None = None
+    """Reads pictures; None: the model sees none."""
 
 
 def configure(arguments: list[str], critic: bool | None = None) -> tuple[Config, ModelShape]:
@@ -91,7 +94,9 @@ def read_inputs(config: Config) -> Inputs:
     """Return what a run trains on and is measured with; a tokenizer or template that can't be used is found out now."""
     with doing("reads the prompts"):
         tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
-        loaded = {split: load_prompts(config, tokenizer, split) for split in ("train", "eval")}
+        vision = read_model_shape(config.model.path).vision
+        images = None if vision is None else ImageReader(config.model.path, vision, config.data)
+        loaded = {split: load_prompts(config, tokenizer, split, images) for split in ("train", "eval")}
         names: dict[str, str] = {}
         if loaded["eval"].prompts:
             names["eval"] = load_dataset_config(config.data.eval_source or config.data.source).name or "eval"
@@ -99,7 +104,7 @@ def read_inputs(config: Config) -> Inputs:
             dataset = load_dataset_config(text)
             split = names_split(dataset.name or text, names)
             limit = config.evaluation.limit
-            loaded[split] = load_dataset(dataset, config.data, tokenizer, config.run.seed, "eval", limit)
+            loaded[split] = load_dataset(dataset, config.data, tokenizer, config.run.seed, "eval", limit, images)
         prompts = {split: list(part.prompts) for split, part in loaded.items()}
         sizes, weights = zip(*loaded["train"].shares, strict=True)
         return Inputs(
@@ -113,6 +118,7 @@ def read_inputs(config: Config) -> Inputs:
             PromptOrder(sizes, config.run.seed, config.data.shuffle, weights),
             [Benchmark(name, split, len(prompts[split])) for split, name in names.items()],
             _read_reward_models(config, tokenizer, prompts["train"]),
+            images,
         )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from spmd_rl.config.config import Config
+from spmd_rl.data.image_reader import ImageReader
 from spmd_rl.data.response_text import ResponseText, end_tokens, templates_of
 from spmd_rl.data.sources.prompts import Prompt
 from spmd_rl.distributed.commands import ControlChannel
@@ -20,6 +21,7 @@ from spmd_rl.platforms.platform import Platform
 from spmd_rl.rewards.grading.pool import GraderPool
 from spmd_rl.rollout.engine import Engine
 from spmd_rl.weights.families import vllm_shard
+from spmd_rl.worker.image_store import ImageStore
 from spmd_rl.worker.rollouts import Made, Rollouts
 
 
@@ -37,12 +39,14 @@ class BaseWorker:
         tokenizer: Any,
         pool: GraderPool | None,
         made: dict[int, Made] | None = None,
+        images: ImageReader | None = None,
     ):
         """`max_tokens`: the longest prompt with its response; `made`: holds the rank's samples, by id."""
         self.shape, self.world, self.pool = shape, world, pool
         self.rollout_layout = RolloutLayout.of(config.rollout, world.size)
         self.replica = self.rollout_layout.replica(world.rank)
         ends = end_tokens(tokenizer, config.model.path, *templates_of(prompts, config.data.template))
+        self.images = ImageStore(shape, prompts, images)
         set_status(doing="starts vLLM")
         self.engine = Engine(
             config.model.path,
@@ -60,6 +64,7 @@ class BaseWorker:
             tuple(ends),
             config.rollout.skip_special_tokens,
             self._weight_bytes(config.model.dtype),
+            config.data.images_per_prompt,
         )
         set_status(doing="")
         text = ResponseText(tokenizer, tuple(ends), config.rollout.skip_special_tokens)
@@ -73,6 +78,7 @@ class BaseWorker:
             config.run.seed,
             text,
             {} if made is None else made,
+            self.images.of,
         )
         self.done = False
         self._verbs: dict[str, list[Callable]] = defaultdict(list)

@@ -9,7 +9,7 @@ from spmd_rl.distributed.gather import gather
 from spmd_rl.distributed.sample import Sample
 from spmd_rl.distributed.world import World
 from spmd_rl.rollout.engine import Engine
-from spmd_rl.rollout.requests import Completion, Request, SamplingParams
+from spmd_rl.rollout.requests import Completion, PromptImages, Request, SamplingParams
 from spmd_rl.worker.trainer import Trainer
 
 TOKENS = 16
@@ -26,13 +26,14 @@ class ConsistencyCheck:
     world: World
     replica: int
     prompt: tuple[int, ...]
+    images: PromptImages | None
     tolerance: float
     made: Completion | None = None
 
     def generate(self) -> None:
         """Make a few tokens at the run's temperature, from all of the distribution."""
         trainer = self.trainer
-        request = Request(0, self.prompt, sample_seed(trainer.config.run.seed, 0, 0, 0))
+        request = Request(0, self.prompt, sample_seed(trainer.config.run.seed, 0, 0, 0), self.images)
         rollout = trainer.config.rollout
         sampling = SamplingParams(rollout.temperature, min(TOKENS, rollout.max_response_length))
         self.engine.generate([request], sampling, self._keep)
@@ -54,7 +55,8 @@ class ConsistencyCheck:
         by_replica = {replica: (tuple(tokens), logprobs) for replica, tokens, logprobs in everyone}
         # Replicas that drew the same tokens are scored together.
         texts = list(dict.fromkeys(tokens for tokens, _ in by_replica.values()))
-        samples = [Sample.of(n, own.prompt, torch.tensor(tokens)) for n, tokens in enumerate(texts)]
+        shown = self.images.fields if self.images else {}
+        samples = [Sample.of(n, own.prompt, torch.tensor(tokens), **shown) for n, tokens in enumerate(texts)]
         packs = self.trainer.pack([[samples]], share_prompts=True)
         found, _ = self.trainer.forward("policy", packs)
         gaps = {}

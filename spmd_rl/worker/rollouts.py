@@ -20,7 +20,7 @@ from spmd_rl.distributed.verb import verb
 from spmd_rl.rewards.grading.pool import GraderPool
 from spmd_rl.rewards.reward_sample import of_answer, of_tokens
 from spmd_rl.rollout.engine import Engine
-from spmd_rl.rollout.requests import Completion, Request
+from spmd_rl.rollout.requests import Completion, PromptImages, Request
 
 
 @dataclass
@@ -47,11 +47,12 @@ class Rollouts:
         seed: int,
         text: ResponseText,
         made: dict[int, Made],
+        images: Callable[[str, int], PromptImages | None] = lambda split, row: None,
     ):
-        """`made`: the rank's samples by id, which others look at."""
+        """`made`: the rank's samples by id, which others look at. `images`: of a split's row."""
         self.engine, self.layout, self.rank = engine, layout, rank
         self.prompts, self.pool, self.seed, self.text = prompts, pool, seed, text
-        self.made = made
+        self.made, self.images = made, images
         self.rendered = lru_cache(1024)(lambda ids: decode(tokenizer, ids, special=True))
         """Token ids of a prompt -> its text as the model is shown it."""
         self.replica = layout.replica(rank)
@@ -84,6 +85,7 @@ class Rollouts:
                 id=first_id + index * samples_per_prompt + sample,
                 prompt=prompts[index].token_ids,
                 seed=sample_seed(self.seed, step, rows[index], sample),
+                images=self.images(split, rows[index]),
             )
             # A prompt's samples stay on one replica, which computes the prompt once.
             for index in range(self.replica, len(rows), self.layout.replicas)

@@ -7,6 +7,7 @@ from typing import Any
 from spmd_rl.config.config import Config
 from spmd_rl.config.names import MEMORY_PHASES, Phase
 from spmd_rl.data.answers import Costs
+from spmd_rl.data.image_reader import ImageReader
 from spmd_rl.data.reward_model_reading import Reader
 from spmd_rl.data.sources.prompts import Prompt
 from spmd_rl.distributed.status import set_status
@@ -40,6 +41,7 @@ class TrainWorker(BaseWorker):
         tokenizer: Any,
         pool: GraderPool,
         readers: Mapping[str, Reader] | None = None,
+        images: ImageReader | None = None,
     ):
         self.config, self.platform = config, platform
         self.footprints = ProcessUsageMeter()
@@ -54,7 +56,9 @@ class TrainWorker(BaseWorker):
             learner.offload()
         platform.give_back_memory()
         longest = config.data.max_prompt_length + config.longest_response
-        super().__init__(config, shape, platform, world, longest, prompts, tokenizer, pool, made)
+        super().__init__(config, shape, platform, world, longest, prompts, tokenizer, pool, made, images)
+        if shape.vision is not None:
+            self.trainer.pixels = self.images.pixels
         self.engine.sleep()
         take_turns(self.learners, "policy")
         set_status(doing="plans the refresh")
@@ -72,6 +76,7 @@ class TrainWorker(BaseWorker):
                 world,
                 self.replica,
                 prompts["train"][0].token_ids,
+                self.images.of("train", 0),
                 config.rollout.canary_tolerance or TOLERANCE[config.model.dtype],
             ),
         )

@@ -23,7 +23,7 @@ from spmd_rl.training.packing import Packed, pack
 from spmd_rl.training.parallel import start_parallel
 from spmd_rl.training.policy import PolicyLoss
 from spmd_rl.training.sharded_model import ShardedModel
-from spmd_rl.training.vision import pixels_of
+from spmd_rl.training.vision import Pixels, pixels_of
 from spmd_rl.weights.families import megatron_shard
 from spmd_rl.weights.files import export
 
@@ -58,6 +58,8 @@ class Trainer:
         self.samples: dict[int, Sample] = {}
         self.packs: list[list[Packed]] = []
         """Of each mini-batch."""
+        self.pixels: Pixels = pixels_of
+        """Has the patches of a sample's images."""
         model, algorithm = config.model, config.algorithm
         loss = PolicyLoss(find_loss(algorithm), find_correction(algorithm))
         self.add("policy", self.built(model.path, shape), loss)
@@ -112,7 +114,7 @@ class Trainer:
         rest = -len(microbatches) % self.layout.pipeline if self.layout.virtual > 1 else 0
         laid = [*microbatches, *([] for _ in range(rest))]
         chunk, chunks = self.place.context_rank, self.place.context_size
-        pixels = pixels_of if self.place.pipeline_rank == 0 else None
+        pixels = self.pixels if self.place.pipeline_rank == 0 else None
         return [pack(groups, multiple, share_prompts, self.device, chunk, chunks, pixels) for groups in laid]
 
     @verb

@@ -2,7 +2,7 @@ import pytest
 
 from spmd_rl.rewards.grade import RewardSample
 from spmd_rl.rewards.rules.exact import exact
-from spmd_rl.rewards.rules.format import format_tags
+from spmd_rl.rewards.rules.format import format_tags, think_boxed
 
 
 @pytest.mark.parametrize(
@@ -43,3 +43,18 @@ def test_a_think_tag_that_the_prompt_has_opened_counts():
 def test_exact_wants_the_answer_alone(response, finish_reason, score, cause):
     grade = exact(RewardSample("q", response, "12", finish_reason))
     assert (grade.score, grade.cause) == (score, cause)
+
+
+@pytest.mark.parametrize(
+    "response, score",
+    [
+        (r"<think>a</think> so \boxed{7}.", 1.0),
+        ("<think>a\nb</think>\n\\boxed{\\frac{1}{2}}", 1.0),
+        (r"<think>\boxed{7}</think> 7", 0.0),
+        (r"\boxed{7}", 0.0),
+        (r"so <think>a</think>\boxed{7}", 0.0),
+        (r"<think>a \boxed{7}", 0.0),
+    ],
+)
+def test_think_boxed_wants_a_think_block_and_then_a_box(response, score):
+    assert think_boxed(RewardSample("", response, "7")) == score

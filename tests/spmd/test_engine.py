@@ -57,7 +57,7 @@ def models(tmp_path_factory):
         name: [str(make_tiny(root / f"{name}-{seed}", family, layers=2, seed=seed, **others)) for seed in (7, 8)]
         for name, (family, others) in MODELS.items()
     }
-    make_tokenizer(made["qwen2_5_vl"][0])
+    make_tokenizer(made["qwen2_5_vl"][0], vision=True)
     return made
 
 

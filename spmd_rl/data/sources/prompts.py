@@ -10,16 +10,18 @@ from spmd_rl.config.loading import load_dataset_config
 from spmd_rl.config.source_names import is_made
 from spmd_rl.config.template_names import CHAT
 from spmd_rl.data import tokens
+from spmd_rl.data.image_reader import ImageReader, Picture
 from spmd_rl.data.seeds import derived_seed
 from spmd_rl.data.sources import prepared
 from spmd_rl.data.sources.questions import Question, Reading, read_questions, without_overlong
 from spmd_rl.data.sources.row import Row
 from spmd_rl.data.templates import Template, load_template
 from spmd_rl.errors import ConfigError, Problem
+from spmd_rl.models.family import Grid
 
 _AT_ONCE = 512
 _HELD_OUT_PART = 10
-_OVERRIDES = ("prompt_column", "answer_column", "answer_pattern", "assistant_turn")
+_OVERRIDES = ("prompt_column", "answer_column", "image_column", "answer_pattern", "assistant_turn")
 # A tokenizer takes a minute and gigabytes for a text of 10 MB. Of a text with so many characters for each token that is
 # allowed, the beginning is enough to see that it is too long.
 _CHARACTERS_A_TOKEN = 256
@@ -44,6 +46,10 @@ class Prompt:
     """The conversation that the template rendered; empty when there was none."""
     template: str | None = None
     """The template, as data.template names it; None: the tokenizer's own."""
+    pictures: tuple[Picture, ...] = ()
+    """Not decoded."""
+    grids: tuple[Grid, ...] = ()
+    """Of each picture: what it is as patches."""
 
 
 @dataclass(frozen=True)
@@ -69,10 +75,13 @@ class Encoded:
     """The text is so long that only its beginning was made token ids."""
 
 
-def load_prompts(config: Config, tokenizer: Any, split: Literal["train", "eval"]) -> Loaded:
+def load_prompts(
+    config: Config, tokenizer: Any, split: Literal["train", "eval"], images: ImageReader | None = None
+) -> Loaded:
     """The prompts of "train" or "eval"; ValueError says what is wrong with the source and which knob fixes it.
 
-    Without a held-out set "eval" is empty. Rows left out are counted in the notes.
+    images: reads pictures, for a model that sees. Without a held-out set "eval" is empty. Rows left out are counted in
+    the notes.
     """
     assert split in ("train", "eval"), split
     data = config.data
@@ -83,10 +92,10 @@ def load_prompts(config: Config, tokenizer: Any, split: Literal["train", "eval"]
     for source, weight in _sources(config, split).items():
         dataset = with_overrides(load_dataset_config(source), data)
         if source == data.source and holds_out(config):
-            loaded = load_dataset(dataset, data, tokenizer, config.run.seed, "train", None)
+            loaded = load_dataset(dataset, data, tokenizer, config.run.seed, "train", None, images)
             loaded = _hold_out(loaded, split, data.eval_problems, source)
         else:
-            loaded = load_dataset(dataset, data, tokenizer, config.run.seed, split, limit)
+            loaded = load_dataset(dataset, data, tokenizer, config.run.seed, split, limit, images)
         prompts += loaded.prompts
         notes += loaded.notes
         shares.append((len(loaded.prompts), weight))
@@ -153,21 +162,30 @@ def load_dataset(
     seed: int,
     split: Literal["train", "eval"],
     limit: int | None,
+    images: ImageReader | None = None,
 ) -> Loaded:
     """The prompts of one source: a raw one, or what tools/preprocess_data.py made of it; both have the same token ids.
 
     data: the template and its settings, lengths, and what to do with rows that cannot be used; its columns and sources
     are not looked at. limit: at most so many prompts, the first; None: all.
     """
+    if dataset.image_column is not None and images is None:
+        met = f"{dataset.source} has pictures there, and the model sees none"
+        raise ConfigError(Problem("data.image_column", dataset.image_column, met, "take a model that sees"))
     if prepared.is_prepared(dataset.source):
+        if dataset.image_column is not None:
+            met, way = "prepared prompts are without pictures", "name the data that they were made of"
+            raise ConfigError(Problem(f"{data.prefix}image_column", dataset.image_column, met, way))
         said = prepared.expectation(data, tokenizer)
         questions, ids, reading = prepared.read(dataset.source, said)
         encoded, named = [Encoded("", found) for found in ids], prepared.template_name(dataset.source)
     else:
         template = template_of(dataset, data)
-        questions, reading = read_questions(dataset, data, template, seed, split, limit)
+        questions, reading = read_questions(dataset, data, template, seed, split, limit, images)
         contents = [question.content for question in questions]
         encoded, named = encode(tokenizer, template, data, contents), template.name
+        if images is not None:
+            encoded = [_with_images(one, question, images) for one, question in zip(encoded, questions, strict=True)]
         if not template.plain and not tokens.opens_answer(tokenizer, template.text):
             reading.notes.append(
                 f"{data.prefix}template = {template.name}: it has no generation prompt: a prompt ends before what "
@@ -176,7 +194,10 @@ def load_dataset(
     kept = [(question, one.token_ids) for question, one in select(data, questions, encoded, reading)][:limit]
     name = dataset.name or dataset.source
     return Loaded(
-        [Prompt(q.index, tuple(found), q.text, q.answer, q.row, name, _messages(q), named) for q, found in kept],
+        [
+            Prompt(q.index, tuple(found), q.text, q.answer, q.row, name, _messages(q), named, q.pictures, q.grids)
+            for q, found in kept
+        ],
         reading.all_notes(),
         ((len(kept), 1.0),),
     )
@@ -249,6 +270,16 @@ def select(
         raise ValueError(f"{reading.source}: none of its rows can be used: {'; '.join(reading.bad.examples)}")
     lengths = [(question, len(usable[question.index].token_ids), usable[question.index].cut) for question in kept]
     return [(question, usable[question.index]) for question in without_overlong(data, lengths, reading)]
+
+
+def _with_images(one: Encoded, question: Question, images: ImageReader) -> Encoded:
+    """Return a question's token ids with all tokens of its pictures."""
+    if one.error or one.cut:
+        return one
+    try:
+        return replace(one, token_ids=images.expanded(one.token_ids, question.grids))
+    except ValueError as error:
+        return replace(one, error=str(error))
 
 
 def _messages(question: Question) -> tuple[tokens.Message, ...]:

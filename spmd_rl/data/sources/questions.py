@@ -10,6 +10,7 @@ from typing import Any
 
 from spmd_rl.config.data_config import ArithmeticConfig, DataConfig, DatasetConfig
 from spmd_rl.config.source_names import ARITHMETIC, REASONING_GYM, is_made
+from spmd_rl.data.image_reader import ImageReader, Picture, Shown
 from spmd_rl.data.sources.arithmetic import make_problems
 from spmd_rl.data.sources.row import BadRows, Located, Row
 from spmd_rl.data.sources.rows import read_rows
@@ -17,6 +18,7 @@ from spmd_rl.data.sources.tasks import make_task
 from spmd_rl.data.templates import Template
 from spmd_rl.data.tokens import Message
 from spmd_rl.errors import ConfigError, Problem
+from spmd_rl.models.family import Grid
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,9 @@ class Question:
     answer: str
     row: Row
     """Columns for reward rules."""
+    pictures: tuple[Picture, ...] = ()
+    grids: tuple[Grid, ...] = ()
+    """Of each picture."""
 
 
 @dataclass
@@ -52,11 +57,18 @@ class Reading:
 
 
 def read_questions(
-    dataset: DatasetConfig, data: DataConfig, template: Template, seed: int, split: str, limit: int | None
+    dataset: DatasetConfig,
+    data: DataConfig,
+    template: Template,
+    seed: int,
+    split: str,
+    limit: int | None,
+    images: ImageReader | None = None,
 ) -> tuple[list[Question], Reading]:
     """The questions of "train" or "eval", and what was left out; ValueError says what is wrong and which knob fixes it.
 
-    limit: how many "eval" needs; only sources that are made on the spot stop there.
+    limit: how many "eval" needs; only sources that are made on the spot stop there. images: reads pictures; None: the
+    model sees none.
     """
     reading = Reading(dataset.source, BadRows(data.bad_rows))
     if is_made(dataset.source):
@@ -66,7 +78,7 @@ def read_questions(
         located: Iterable[Located] = (Located(i, i, dataset.source, row) for i, row in enumerate(made))
         columns = _Columns(own, data, template)
     else:
-        columns = _Columns(dataset, data, template)
+        columns = _Columns(dataset, data, template, images)
         located = read_rows(
             dataset.source,
             reading.bad,
@@ -74,6 +86,7 @@ def read_questions(
             dataset.split if split == "train" else dataset.eval_split or dataset.split,
             columns.needed,
             reading.notes,
+            dataset.image_column or "",
         )
     questions, seen = [], set()
     for one in located:
@@ -149,8 +162,8 @@ def _arithmetic(dataset: DatasetConfig, data: DataConfig) -> ArithmeticConfig:
 class _Columns:
     """The columns of one source, as its rows are read."""
 
-    def __init__(self, dataset: DatasetConfig, data: DataConfig, template: Template):
-        self.dataset, self.template = dataset, template
+    def __init__(self, dataset: DatasetConfig, data: DataConfig, template: Template, images: ImageReader | None = None):
+        self.dataset, self.template, self.images = dataset, template, images
         self.system = dataset.system if data.system is None else data.system
         if template.plain and self.system is not None:
             met = f"it has no place for the system message {self.system!r}"
@@ -166,6 +179,7 @@ class _Columns:
             dataset.answer_column or None,
             dataset.system_column,
             dataset.deduplicate,
+            dataset.image_column,
         )
         self.needed = (
             None
@@ -183,6 +197,13 @@ class _Columns:
             content: str | list[Message] = _plain_text(prompt, where)
         else:
             content = self._conversation(one, prompt, where)
+        shown: Shown = content, (), ()
+        if (column := self.dataset.image_column) is not None and self.images is not None:
+            try:
+                shown = self.images.row(content, self.value(one, "data.image_column", column), one.file)
+            except (ValueError, OSError) as error:
+                raise ValueError(f"data.image_column = {column}: {one.place}: {error}") from error
+        content, pictures, grids = shown
         return Question(
             index=one.index,
             place=one.place,
@@ -190,6 +211,8 @@ class _Columns:
             text=prompt if isinstance(prompt, str) else prompt[-1]["content"],
             answer=self._answer(one, said),
             row=self._kept(one),
+            pictures=pictures,
+            grids=grids,
         )
 
     def value(self, one: Located, knob: str, column: str) -> Any:
@@ -287,10 +310,11 @@ class _Columns:
 
     def _kept(self, one: Located) -> Row:
         if self.needed is None:
-            return one.row
+            return {column: value for column, value in one.row.items() if column != self.dataset.image_column}
         for column in self.dataset.extra_columns or ():
             self.value(one, "extra_columns", column)
-        whole = {column if column in one.row else column.split(".")[0] for column in self.needed}
+        needed = self.needed - {self.dataset.image_column}
+        whole = {column if column in one.row else column.split(".")[0] for column in needed}
         return {column: value for column, value in one.row.items() if column in whole}
 
 

@@ -16,14 +16,16 @@ def read_rows(
     split: str | None = None,
     columns: frozenset[str] | None = None,
     notes: list[str] | None = None,
+    images: str = "",
 ) -> Iterator[Located]:
     """The rows of a file, of all files of a directory in order of their names, of a saved dataset, or of a hub dataset.
 
     split: of a directory, files that have the word in their name or folder; files have none. columns: what to read
-    where that saves something; None: all. Raises ValueError where the source cannot be read at all or has no row.
+    where that saves something; None: all. images: a column
+    whose bytes are kept. Raises ValueError where the source cannot be read at all or has no row.
     """
     index = 0
-    for file, rows in _parts(source, bad, subset, split, columns, notes if notes is not None else []):
+    for file, rows in _parts(source, bad, subset, split, columns, notes if notes is not None else [], images):
         for number, row in enumerate(rows):
             if row is not None:
                 yield Located(index, number, file, row)
@@ -39,23 +41,24 @@ def _parts(
     split: str | None,
     columns: frozenset[str] | None,
     notes: list[str],
+    images: str,
 ) -> Iterator[tuple[str, Iterator[Row | None]]]:
     """(file or dataset, its rows, None for one that cannot be read)."""
     readers: dict[str, Callable[[Path], Iterator[Row | None]]] = {
         ".jsonl": lambda file: text_files.read_jsonl(file, bad),
         ".json": lambda file: text_files.read_json(file, bad),
         ".csv": lambda file: text_files.read_csv(file, bad),
-        ".parquet": lambda file: tables.read_parquet(file, bad, columns, notes),
-        ".arrow": lambda file: tables.read_arrow(file, bad, columns, notes),
+        ".parquet": lambda file: tables.read_parquet(file, bad, columns, notes, images),
+        ".arrow": lambda file: tables.read_arrow(file, bad, columns, notes, images),
     }
     path = Path(source)
     if path.is_dir() and tables.is_saved_dataset(path):
-        yield source, tables.read_saved(path, split, bad, columns, notes)
+        yield source, tables.read_saved(path, split, bad, columns, notes, images)
     elif path.is_dir():
         for file in files_of(path, split):
             yield str(file), _opened(file, readers[file.suffix])
     elif is_hub_name(source):
-        yield source, tables.read_hub(source, subset, split, bad, columns, notes)
+        yield source, tables.read_hub(source, subset, split, bad, columns, notes, images)
     elif path.suffix in readers:
         yield source, _opened(path, readers[path.suffix])
     else:

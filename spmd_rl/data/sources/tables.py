@@ -13,7 +13,9 @@ from spmd_rl.data.sources.row import BadRows, Row
 _ROWS_AT_ONCE = 1024
 
 
-def read_parquet(file: Path, bad: BadRows, columns: frozenset[str] | None, notes: list[str]) -> Iterator[Row | None]:
+def read_parquet(
+    file: Path, bad: BadRows, columns: frozenset[str] | None, notes: list[str], images: str = ""
+) -> Iterator[Row | None]:
     """Rows of a Parquet file; None for each that cannot be read (where a row group is damaged, for the rest of it)."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -26,13 +28,13 @@ def read_parquet(file: Path, bad: BadRows, columns: frozenset[str] | None, notes
             raise
         raise ValueError(f"{file}: not a whole Parquet file ({_first_line(error)}); copy or make it again") from error
     with parquet:
-        wanted = _readable(schema, columns, str(file), notes)
+        wanted = _readable(schema, columns, str(file), notes, images)
         before = 0
         for group in range(parquet.num_row_groups):
             given, there = 0, parquet.metadata.row_group(group).num_rows
             try:
                 for batch in parquet.iter_batches(_ROWS_AT_ONCE, row_groups=[group], columns=wanted):
-                    for row in _rows(batch, str(file), before + given, bad):
+                    for row in _rows(batch, str(file), before + given, bad, images):
                         given += 1
                         yield row
             except (pa.ArrowException, OSError) as error:
@@ -42,7 +44,9 @@ def read_parquet(file: Path, bad: BadRows, columns: frozenset[str] | None, notes
             before += there
 
 
-def read_arrow(file: Path, bad: BadRows, columns: frozenset[str] | None, notes: list[str]) -> Iterator[Row | None]:
+def read_arrow(
+    file: Path, bad: BadRows, columns: frozenset[str] | None, notes: list[str], images: str = ""
+) -> Iterator[Row | None]:
     """Rows of an Arrow file, of the stream format (what `datasets` writes) or the file format (Feather 2)."""
     import pyarrow as pa
 
@@ -57,10 +61,10 @@ def read_arrow(file: Path, bad: BadRows, columns: frozenset[str] | None, notes: 
                 batches: Iterable[Any] = (opened.get_batch(i) for i in range(opened.num_record_batches))
             else:
                 batches = opened = pa.ipc.open_stream(content)
-            wanted = _readable(opened.schema, columns, str(file), notes)
+            wanted = _readable(opened.schema, columns, str(file), notes, images)
             before = 0
             for batch in batches:
-                yield from _rows(_checked(batch.select(wanted)), str(file), before, bad)
+                yield from _rows(_checked(batch.select(wanted)), str(file), before, bad, images)
                 before += batch.num_rows
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise ValueError(f"{file}: not a whole Arrow file ({_first_line(error)}); copy or make it again") from error
@@ -72,7 +76,7 @@ def is_saved_dataset(directory: Path) -> bool:
 
 
 def read_saved(
-    directory: Path, split: str | None, bad: BadRows, columns: frozenset[str] | None, notes: list[str]
+    directory: Path, split: str | None, bad: BadRows, columns: frozenset[str] | None, notes: list[str], images: str = ""
 ) -> Iterator[Row | None]:
     """Rows of what `datasets.save_to_disk` wrote."""
     import datasets
@@ -81,11 +85,17 @@ def read_saved(
         saved = datasets.load_from_disk(str(directory))
     except Exception as error:
         raise ValueError(f"{directory}: datasets cannot read it ({_first_line(error)}); save it again") from error
-    yield from _dataset_rows(_split_of(saved, split, str(directory)), str(directory), bad, columns, notes)
+    yield from _dataset_rows(_split_of(saved, split, str(directory)), str(directory), bad, columns, notes, images)
 
 
 def read_hub(
-    name: str, subset: str | None, split: str | None, bad: BadRows, columns: frozenset[str] | None, notes: list[str]
+    name: str,
+    subset: str | None,
+    split: str | None,
+    bad: BadRows,
+    columns: frozenset[str] | None,
+    notes: list[str],
+    images: str = "",
 ) -> Iterator[Row | None]:
     """Rows of a dataset on the Hugging Face hub, from the library's cache where it has been loaded before."""
     import datasets
@@ -99,7 +109,7 @@ def read_hub(
             f"{name}: neither on this machine nor loaded from the Hugging Face hub ({_first_line(error)}); name a file "
             "or directory that is there, or load it once where there is a network and set HF_HOME to its cache"
         ) from error
-    yield from _dataset_rows(_split_of(loaded, split, name), name, bad, columns, notes)
+    yield from _dataset_rows(_split_of(loaded, split, name), name, bad, columns, notes, images)
 
 
 def _split_of(loaded: Any, split: str | None, name: str) -> Any:
@@ -117,11 +127,11 @@ def _split_of(loaded: Any, split: str | None, name: str) -> Any:
 
 
 def _dataset_rows(
-    dataset: Any, name: str, bad: BadRows, columns: frozenset[str] | None, notes: list[str]
+    dataset: Any, name: str, bad: BadRows, columns: frozenset[str] | None, notes: list[str], images: str = ""
 ) -> Iterator[Row | None]:
     import pyarrow as pa
 
-    wanted = _readable(dataset.features.arrow_schema, columns, name, notes)
+    wanted = _readable(dataset.features.arrow_schema, columns, name, notes, images)
     before = 0
     # As Arrow tables: nothing is decoded, an image least of all.
     for table in dataset.select_columns(wanted).with_format("arrow").iter(_ROWS_AT_ONCE):
@@ -130,11 +140,11 @@ def _dataset_rows(
                 _checked(batch)
             except pa.ArrowInvalid as error:
                 raise ValueError(f"{name}: damaged ({_first_line(error)}); copy or make it again") from error
-            yield from _rows(batch, name, before, bad)
+            yield from _rows(batch, name, before, bad, images)
             before += batch.num_rows
 
 
-def _readable(schema: Any, columns: frozenset[str] | None, name: str, notes: list[str]) -> list[str]:
+def _readable(schema: Any, columns: frozenset[str] | None, name: str, notes: list[str], images: str = "") -> list[str]:
     """Columns to read: of those asked for ("a.b" is inside a), all that are no binary data.
 
     Where one that is asked for is not there, all: whoever misses it says what there is instead.
@@ -152,6 +162,7 @@ def _readable(schema: Any, columns: frozenset[str] | None, name: str, notes: lis
         field.name
         for field in schema
         if field.name in wanted and _holds_bytes(field.type) and not (field.name in named and not field.type.num_fields)
+        if field.name != images
     ]
     if binary:
         notes.append(f"{name}: {', '.join(binary)} holds binary data (such as images), which is not kept")
@@ -182,7 +193,13 @@ def _checked(batch: Any) -> Any:
     return batch
 
 
-def _rows(batch: Any, name: str, first: int, bad: BadRows) -> Iterator[Row | None]:
+def _rows(batch: Any, name: str, first: int, bad: BadRows, images: str = "") -> Iterator[Row | None]:
+    """`images`: a column whose bytes stay what they are."""
+    if images in batch.schema.names and _holds_bytes(batch.schema.field(images).type):
+        shown = batch.column(images).to_pylist()
+        for rest, one in zip(_rows(batch.drop_columns([images]), name, first, bad), shown, strict=True):
+            yield None if rest is None else rest | {images: one}
+        return
     convert = any(not _is_plain(kind) for kind in batch.schema.types)
     try:
         rows = batch.to_pylist()

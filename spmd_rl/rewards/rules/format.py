@@ -7,6 +7,7 @@ from spmd_rl.rewards.grade import RewardSample
 _TAG = re.compile(r"</?(?:think|answer)>")
 _SHAPE = re.compile(r"\s*<think>.*</think>\s*<answer>.*</answer>\s*", re.DOTALL)
 _STRICT = re.compile(r"<think>.*</think>.*<answer>.*\\boxed\{.*\}.*</answer>", re.DOTALL)
+_THINK_BOXED = re.compile(r"\s*<think>.*</think>.*\\boxed\{.*\}.*", re.DOTALL)
 _BOX = re.compile(r"\\boxed\{.*?\}")
 # Steps that are numbered, listed, or joined by words that order them.
 _STEP = re.compile(r"Step \d+:|^\d+\.|\n-|\n\*|First,|Second,|Next,|Finally,")
@@ -30,6 +31,11 @@ def strict_format(sample: RewardSample) -> float:
     response = sample.opened_response
     once = len(_TAG.findall(response)) == 4 and len(_BOX.findall(response)) == 1
     return 1.0 if once and _STRICT.fullmatch(response) else -0.5
+
+
+def think_boxed(sample: RewardSample) -> float:
+    """1.0 for a response that is `<think>...</think>` and then an answer in \\boxed{}, else 0.0."""
+    return float(_THINK_BOXED.fullmatch(sample.opened_response) is not None)
 
 
 def step(sample: RewardSample) -> float:

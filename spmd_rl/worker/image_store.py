@@ -1,0 +1,74 @@
+"""The images of prompts on the rank that needs them: decoded there, once for all samples of a group."""
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from spmd_rl.data.image_reader import ImageReader
+from spmd_rl.data.sources.prompts import Prompt
+from spmd_rl.distributed.sample import Sample
+from spmd_rl.models import FAMILIES
+from spmd_rl.models.model_shape import ModelShape
+from spmd_rl.rollout.requests import PromptImages
+
+_KEPT_BYTES = 1 << 28
+_ROW = "prompt_row"
+"""A sample's field: the row of the prompts to train on that it is from."""
+
+
+class ImageStore:
+    """Decodes the pictures of prompts, and keeps those that were used last."""
+
+    def __init__(self, shape: ModelShape, prompts: Mapping[str, Sequence[Prompt]], reader: ImageReader | None):
+        self.shape, self.prompts, self.reader = shape, prompts, reader
+        self.decoded = 0
+        """Prompts whose pictures were decoded."""
+        self._kept: OrderedDict[tuple[str, int], PromptImages] = OrderedDict()
+
+    def of(self, split: str, row: int) -> PromptImages | None:
+        """Return the images of a row's prompt; None where it shows none."""
+        row %= len(self.prompts[split])
+        prompt = self.prompts[split][row]
+        if not prompt.pictures or self.reader is None:
+            return None
+        if (split, row) not in self._kept:
+            self._kept[split, row] = self._read(prompt, row)
+            self.decoded += 1
+            while len(self._kept) > 1 and sum(one.pixels.nbytes for one in self._kept.values()) > _KEPT_BYTES:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end((split, row))
+        return self._kept[split, row]
+
+    def pixels(self, sample: Sample) -> torch.Tensor:
+        """Return the patches of a sample's images, which its rank decodes: they don't travel."""
+        images = self.of("train", int(sample.fields[_ROW]))
+        assert images is not None
+        return images.pixels
+
+    def _read(self, prompt: Prompt, row: int) -> PromptImages:
+        assert self.reader is not None and self.shape.vision is not None
+        family, vision = FAMILIES[self.shape.family].vision, self.shape.vision
+        assert family is not None
+        try:
+            pixels, grids = self.reader.patches(prompt.pictures)
+        except (OSError, ValueError, SyntaxError) as error:
+            raise ValueError(
+                f"row {prompt.index} of {prompt.source}: a picture cannot be decoded: {error}; fix it, or take the "
+                "row out"
+            ) from error
+        assert tuple(grids) == prompt.grids, f"row {prompt.index}: {grids} patches, expected {prompt.grids}"
+        tokens = torch.tensor(prompt.token_ids)
+        places = (tokens == vision.image_token).nonzero()[:, 0]
+        spans, first = [], 0
+        for frames, rows, columns in grids:
+            count = frames * rows * columns // vision.merge**2
+            spans.append((int(places[first]), count))
+            first += count
+        fields = {
+            "positions": torch.tensor(family.positions(prompt.token_ids, grids, vision)),
+            "image_places": places,
+            "image_grids": torch.tensor(grids),
+            _ROW: torch.tensor(row),
+        }
+        return PromptImages(torch.from_numpy(pixels), grids, spans, fields)

@@ -1,0 +1,188 @@
+"""Pictures of a data set: as transformers' processor shows them, and what is refused of them."""
+
+import io
+import json
+import os
+import random
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from spmd_rl.config.data_config import DataConfig, DatasetConfig
+from spmd_rl.data.image_reader import ImageReader
+from spmd_rl.data.sources.prompts import load_dataset
+from spmd_rl.data.tokens import load_tokenizer
+from spmd_rl.errors import ConfigError
+from spmd_rl.models.model_shape import read_model_shape
+
+
+def drawn(width=60, height=40, mode="RGB", kind="PNG", seed=0, **options):
+    """Bytes of a picture of random colours."""
+    colours = np.random.RandomState(seed).randint(0, 255, (height, width, 3), dtype=np.uint8)
+    written = io.BytesIO()
+    Image.fromarray(colours).convert(mode).save(written, kind, **options)
+    return written.getvalue()
+
+
+def bomb():
+    """A PNG of a few bytes whose header says that it has 10^10 pixels."""
+
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", 100_000, 100_000, 8, 2, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(99))) + chunk(b"IEND", b"")
+    )
+
+
+def animated(kind):
+    frames = [Image.new("RGB", (40, 40), (i * 80, 0, 0)) for i in range(3)]
+    written = io.BytesIO()
+    frames[0].save(written, kind, save_all=True, append_images=frames[1:])
+    return written.getvalue()
+
+
+@pytest.fixture(scope="module")
+def model(tiny_models):
+    return tiny_models["qwen2_5_vl"]
+
+
+def reader(model, **data):
+    return ImageReader(model, read_model_shape(model).vision, DataConfig(**data))
+
+
+def load(model, directory, rows, images=True, **data):
+    """What becomes of rows whose pictures are files' names -> bytes, written beside them."""
+    lines = []
+    for number, (pictures, prompt) in enumerate(rows):
+        names = []
+        for one in pictures:
+            if isinstance(one, bytes):
+                (directory / f"{number}_{len(names)}").write_bytes(one)
+                one = f"{number}_{len(names)}"
+            names.append(one)
+        lines.append(json.dumps({"images": names, "prompt": prompt, "answer": "7", "id": number}))
+    file = directory / "rows.jsonl"
+    file.write_text("\n".join(lines) + "\n")
+    settings = DataConfig(image_column="images", **({"bad_rows": "drop", "images_per_prompt": 2} | data))
+    dataset = DatasetConfig(str(file), image_column="images")
+    read = reader(model, images_per_prompt=settings.images_per_prompt) if images else None
+    return load_dataset(dataset, settings, load_tokenizer(model), 1, "train", None, read)
+
+
+def test_token_ids_grids_and_patches_are_those_of_transformers(model, tmp_path):
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    random.seed(5)
+    sizes = [(random.randint(20, 400), random.randint(20, 400)) for _ in range(24)]
+    kinds = [("RGB", "PNG"), ("L", "PNG"), ("P", "PNG"), ("RGBA", "WEBP"), ("CMYK", "JPEG"), ("1", "PNG")]
+    files = [drawn(*size, *kinds[i % len(kinds)], seed=i) for i, size in enumerate(sizes)]
+    rows = [(files[i : i + 1 + i % 2], "<image>" * (1 + i % 2) + "What is it?") for i in range(0, 24, 2)]
+    rows.append(([], "No picture."))
+    prompts = load(model, tmp_path, rows).prompts
+    assert len(prompts) == len(rows)
+    tokenizer, processor = load_tokenizer(model), Qwen2VLImageProcessorPil.from_pretrained(model)
+    for prompt, (pictures, text) in zip(prompts, rows, strict=True):
+        opened = [Image.open(io.BytesIO(one)).convert("RGB") for one in pictures]
+        shown = processor(images=opened, return_tensors="np") if opened else {"image_grid_thw": np.zeros((0, 3))}
+        assert np.array_equal(np.array(prompt.grids).reshape(-1, 3), shown["image_grid_thw"])
+        # As transformers' Qwen2_5_VLProcessor does it: every image token is repeated, then all is tokenized.
+        for grid in shown["image_grid_thw"]:
+            pads = "<|image_pad|>" * int(grid.prod() // 4)
+            text = text.replace("<image>", f"<|vision_start|>{pads}<|vision_end|>", 1)
+        written = f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
+        assert list(prompt.token_ids) == tokenizer(written, add_special_tokens=False)["input_ids"]
+        assert prompt.row == {
+            "prompt": prompt.text if not pictures else rows[prompt.index][1],
+            "answer": "7",
+            "id": prompt.index,
+        }
+        if opened:
+            patches, grids = reader(model).patches(prompt.pictures)
+            assert np.array_equal(patches, shown["pixel_values"]) and tuple(grids) == prompt.grids
+
+
+PNG, JPEG = drawn(), drawn(kind="JPEG")
+BAD = {
+    "a truncated PNG": ([PNG[: len(PNG) // 2]], "<image>", "broken or cut off"),
+    "a truncated JPEG": ([JPEG[: len(JPEG) // 2]], "<image>", "its end is missing"),
+    "a bomb": ([bomb()], "<image>", "too large|pixels, more than"),
+    "one pixel": ([drawn(1, 1)], "<image>", "a side is at least 2"),
+    "a strip": ([drawn(500, 2)], "<image>", "at most 200 times"),
+    "an animated WebP": ([animated("WEBP")], "<image>", "animated, with 3 frames"),
+    "a GIF": ([animated("GIF")], "<image>", "no PNG, JPEG, WEBP picture"),
+    "text": ([b"hello"], "<image>", "no PNG, JPEG, WEBP picture"),
+    "a path outside": (["../../etc/passwd"], "<image>", "outside the data's directory"),
+    "an absolute path": (["/etc/passwd"], "<image>", "outside the data's directory"),
+    "no such file": (["lost.png"], "<image>", "there is no file"),
+    "an address": (["https://example.org/a.png"], "<image>", "nothing is fetched"),
+    "a number": ([7], "<image>", "picture 0 is int"),
+    "no place": ([PNG], "What is it?", "1 pictures, and its prompt says <image> 0 times"),
+    "two places": ([PNG], "<image><image>", "1 pictures, and its prompt says <image> 2 times"),
+    "too many": ([PNG, PNG, PNG], "<image><image><image>", "more than data.images_per_prompt = 2"),
+    "an image token in the text": ([PNG], "<image><|image_pad|>", "writes 2 image tokens for 1 pictures"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_a_picture_that_cannot_be_shown_is_dropped_with_a_count_or_refused_with_file_row_and_column(
+    model, tmp_path, what
+):
+    pictures, prompt, said = BAD[what]
+    rows = [([PNG], "<image>good"), (pictures, prompt), ([], "good too")]
+    loaded = load(model, tmp_path, rows)
+    assert [one.index for one in loaded.prompts] == [0, 2]
+    assert any("1 rows of" in note for note in loaded.notes)
+    with pytest.raises(ValueError, match=said) as refused:
+        load(model, tmp_path, rows, bad_rows="refuse")
+    assert "row 1 of" in str(refused.value) and "rows.jsonl" in str(refused.value)
+
+
+def test_parquet_files_hold_pictures_as_bytes(model, tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = [
+        {"images": [{"bytes": drawn(seed=i), "path": None}], "problem": "<image>Q", "answer": "1"} for i in range(3)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    dataset = DatasetConfig(str(tmp_path / "rows.parquet"), prompt_column="problem", image_column="images")
+    loaded = load_dataset(dataset, DataConfig(), load_tokenizer(model), 1, "train", None, reader(model))
+    assert [one.pictures[0].read() for one in loaded.prompts] == [row["images"][0]["bytes"] for row in rows]
+    assert all("images" not in one.row for one in loaded.prompts)
+
+
+def test_pictures_in_the_run_of_a_model_of_text_are_refused(model, tmp_path):
+    with pytest.raises(ConfigError, match="data.image_column = images: .*the model sees none"):
+        load(model, tmp_path, [([PNG], "<image>")], images=False)
+
+
+def test_limits_of_pixels_are_those_of_the_settings_before_the_models(model):
+    assert reader(model).grid(100, 100) == (1, 8, 8)
+    assert reader(model, image_max_pixels=56 * 56).grid(100, 100) == (1, 4, 4)
+    assert reader(model, image_min_pixels=224 * 224).grid(100, 100) == (1, 16, 16)
+
+
+def test_the_samples_of_geometry3k_are_those_of_transformers(model):
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    root = Path(__file__).parents[2]
+    file = Path(os.environ.get("SPMD_RL_TEST_DATA", root.parent / "shared" / "data")) / "geo3k/geo3k_sample.parquet"
+    if not file.exists():
+        pytest.skip(f"{file.name} is not in SPMD_RL_TEST_DATA or ../shared/data")
+    dataset = DatasetConfig(str(file), prompt_column="problem", image_column="images")
+    prompts = load_dataset(dataset, DataConfig(), load_tokenizer(model), 1, "train", None, reader(model)).prompts
+    assert len(prompts) == 48
+    processor = Qwen2VLImageProcessorPil.from_pretrained(model)
+    for prompt in prompts:
+        opened = [Image.open(io.BytesIO(one.read())).convert("RGB") for one in prompt.pictures]
+        shown = processor(images=opened, return_tensors="np")
+        patches, grids = reader(model).patches(prompt.pictures)
+        assert tuple(grids) == prompt.grids == tuple(map(tuple, shown["image_grid_thw"].tolist()))
+        assert np.array_equal(patches, shown["pixel_values"])
+        assert prompt.token_ids.count(512) == shown["image_grid_thw"].prod(-1).sum() // 4
