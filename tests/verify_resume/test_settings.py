@@ -1,7 +1,12 @@
 """What `python -m spmd_rl.verify_resume` says before anything is started."""
 
+import stat
+from pathlib import Path
+
 import pytest
 
+from spmd_rl import verify_resume
+from spmd_rl.config.loading import load_config
 from spmd_rl.verify_resume import main
 from tiny_models import make_tiny
 from tiny_tokenizer import make_tokenizer
@@ -56,3 +61,14 @@ def test_nobodys_directory_is_touched(model, tmp_path, capsys):
     said = refused(capsys, "--model.path", model, "--dir", own)
     assert "not empty" in said
     assert (own / "metrics.jsonl").read_text() == "{}\n"
+
+
+def test_faults_of_the_run_are_left_out_and_its_file_is_nobody_elses_to_read(model, tmp_path, monkeypatch):
+    words = ["--model.path", str(model), "--inject", "kill:step=1"]
+    options, rest = verify_resume._parse([*words, "--dir", str(tmp_path / "scratch"), "--ranks", "1"])
+    plan = verify_resume._plan(options, rest)
+    assert plan.config.inject == ()
+    monkeypatch.setattr(verify_resume, "LaunchedRun", lambda arguments, *_: arguments)
+    _, file = verify_resume._launched(plan, plan.config, plan.directory / "killed", "once", 0)
+    assert stat.S_IMODE(Path(file).stat().st_mode) == 0o600
+    assert load_config(["--config", file]).inject == ()
