@@ -9,7 +9,7 @@ from typing import Any, TypeVar, get_origin
 import tyro
 
 from spmd_rl.config.fields import NAME, knobs, named_section
-from spmd_rl.config.yaml_file import describe, unknown
+from spmd_rl.config.yaml_file import describe, read_words, unknown
 from spmd_rl.errors import Problem
 
 Settings = TypeVar("Settings")
@@ -67,7 +67,7 @@ def override(config: Settings, overrides: dict[str, list[str]], problems: list[P
         if kind is not None:
             accepted[name] = _spell_booleans(words) if kind in (bool, bool | None) else words
         else:
-            problems.append(unknown(name, type(config), WHERE))
+            problems.append(unknown(name, type(config), WHERE, read_words(words)))
     try:
         return _tyro([word for name in accepted for word in _words(name, accepted[name])], config)
     except SystemExit:  # tyro stops at the first mistake; one by one finds them all

@@ -11,6 +11,7 @@ from spmd_rl.config.command_line import name_sections, override, print_help, spl
 from spmd_rl.config.config import Config
 from spmd_rl.config.data_config import DatasetConfig
 from spmd_rl.config.fields import knobs, named_section, range_problems
+from spmd_rl.config.foreign.lookup import foreign_program
 from spmd_rl.config.redact import hidden
 from spmd_rl.config.shipped import find_file
 from spmd_rl.config.yaml_file import SectionReader, read_yaml
@@ -49,6 +50,9 @@ def load(kind: type[Settings], argv: list[str], needed: dict[str, str], descript
     problems: list[Problem] = []
     files, overrides, wants_help = split_words(argv, problems)
     content = read_yaml(find_file(files[0], ("", "evaluation")) or Path(files[0]), problems) if files else {}
+    if program := foreign_program(content):
+        way = f"translate it: python tools/from_mindspeed.py {files[0]} --output mine.yaml, and give that"
+        refuse([Problem("--config", files[0], f"it is a file of {program.name}", way)])
     values = SectionReader(kind, files[0] if files else "", problems).read(content or {})
     name_sections(knobs(kind), overrides, values, wants_help)
     if wants_help:

@@ -10,6 +10,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import yaml
 
 from spmd_rl.config.fields import knobs, named_section
+from spmd_rl.config.foreign.lookup import foreign_answer
 from spmd_rl.errors import Problem, nearest
 
 
@@ -50,6 +51,14 @@ def read_yaml(
     return None
 
 
+def read_words(words: list[str]) -> Any:
+    """Return the value that words of a command line would be in a file."""
+    with contextlib.suppress(yaml.YAMLError):
+        values = [yaml.load(word, _Loader) for word in words]
+        return values[0] if len(values) == 1 else values or True
+    return None
+
+
 class _Mismatch(Exception):
     """A value is not of the type of its field."""
 
@@ -67,7 +76,7 @@ class SectionReader:
         for key, value in content.items():
             name = f"{prefix}{key}"
             if key not in hints:
-                self.problems.append(unknown(name, self.kind, self.where))
+                self.problems.append(unknown(name, self.kind, self.where, value))
             elif dataclasses.is_dataclass(hints[key]):
                 if isinstance(value, dict):
                     self.read(value, hints[key], f"{name}.")
@@ -135,13 +144,18 @@ def describe(kind: Any) -> str:
     }[kind]
 
 
-def unknown(name: str, kind: type, where: str) -> Problem:
-    """Return the problem that there is no such setting, with the one that was probably meant."""
+def unknown(name: str, kind: type, where: str, value: Any = None) -> Problem:
+    """Return the problem that there is no such setting, with the one that was probably meant.
+
+    `value`: as it was given; what another program means by it is said where its name is known.
+    """
     known = list(knobs(kind))
     sections = {n[:dot] for n in known for dot in (n.find("."), n.rfind(".")) if dot > 0}
     if name in sections:
         example = next(n for n in known if n.startswith(f"{name}."))
         return Problem(name, None, "a section", f"set what is in it, such as {example}", where)
+    if answer := foreign_answer(name, value, known):
+        return Problem(name, None, "there is no such setting", answer, where)
     last = name.rpartition(".")[2]
     by_last: dict[str, str] = {}
     for full in known:

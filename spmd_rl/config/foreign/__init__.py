@@ -1,0 +1,1 @@
+"""Names that other programs have for settings, and what they are here."""

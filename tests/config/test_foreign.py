@@ -1,0 +1,163 @@
+"""Settings and files of other programs: what their users are told."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from spmd_rl.config.config import Config
+from spmd_rl.config.fields import knobs
+from spmd_rl.config.foreign.foreign_row import Facts
+from spmd_rl.config.foreign.lookup import PROGRAMS, foreign_answer
+from spmd_rl.config.foreign.translation import read_foreign, text, translate
+from spmd_rl.config.loading import load, load_config
+from spmd_rl.config.serving import EvaluateConfig
+from spmd_rl.errors import ConfigError
+
+ROOT = Path(__file__).parents[2]
+FILES = sorted((ROOT / "tests" / "config" / "foreign").glob("*.yaml"))
+ANSWERS = (Path(__file__).parent / "foreign" / "answers.txt").read_text().splitlines()
+ROWS = [(program, row) for program in PROGRAMS for row in program.rows]
+
+
+def refused(*words):
+    with pytest.raises(ConfigError) as caught:
+        load_config(["--model.path", "m", *words])
+    (problem,) = caught.value.problems
+    return str(problem)
+
+
+def test_every_name_leads_to_settings_that_there_are_or_says_what_to_do():
+    known = knobs(Config)
+    assert [row.name for _, row in ROWS if not set(row.ours) <= known.keys()] == []
+    assert [row.name for _, row in ROWS if not row.ours and not row.note] == []
+    for program in PROGRAMS:
+        names = [row.name for row in program.rows]
+        assert sorted(set(names)) == sorted(names)
+
+
+def test_every_name_value_and_answer_is_written_out():
+    lines = {tuple(line.split(" | ")[:2]) for line in ANSWERS}
+    assert lines == {(program.option, row.name) for program, row in ROWS if row.ours}
+
+
+@pytest.mark.parametrize("line", ANSWERS, ids=lambda line: " ".join(line.split(" | ")[:2]))
+def test_a_name_with_a_value_gets_its_answer(line):
+    import yaml
+
+    option, name, value, expected = line.split(" | ")
+    program = next(one for one in PROGRAMS if one.option == option)
+    facts = Facts(
+        {"global_batch_size": 64, "train_batch_size": 64, "train_iters": 200, "total_training_steps": 200}
+        | {"max_steps": 200, "max_prompt_length": 1024, "max_tokens": 2048, "max_response_length": 2048}
+        | {"num_generations": 8, "ranks": 4, "gradient_accumulation_steps": 4, "use_kl_in_reward": True}
+        | {"tensor_model_parallel_size": 4, "moe_tp_extend_ep": True}
+    )
+    row = program.row(name)
+    assert row is not None and row.name == name
+    found = row.settings(yaml.safe_load(value), facts)
+    assert (", ".join(f"{ours} = {one}" for ours, one in found.items()) or f"? {' '.join(row.ours)}") == expected
+
+
+@pytest.mark.parametrize(
+    "words, answer",
+    [
+        (
+            "--clip_ratio 0.3",
+            "MindSpeed-RL's clip_ratio is here algorithm.clip_low = 0.3 and algorithm.clip_high = 0.3",
+        ),
+        ("--rl_config.init_kl_coef 0.01", "init_kl_coef is here algorithm.kl_coefficient = 0.01"),
+        ("--mini_batch_size 32", "mini_batch_size is here train.minibatches (prompts of an optimizer step there;"),
+        ("--num_generations 4", "TRL's num_generations is here algorithm.samples_per_prompt = 4"),
+        ("--actor_rollout_ref.rollout.n 5", "verl's rollout.n is here algorithm.samples_per_prompt = 5"),
+        ("--train.lr 1.0e-6", "lr is here train.learning_rate = 1e-06"),
+        ("--kl_penalty low_var_kl", "kl_penalty is here algorithm.kl_estimator = k3"),
+        ("--seq_length 512", "seq_length is here data.max_prompt_length = 512"),
+        ("--stage ray_grpo", "stage has no counterpart here: the module that is started says it"),
+        ("--zmq_communication true", "zmq_communication has no counterpart here: rank 0 plans one exchange"),
+        ("--gpu_memory_utilization 0.6", "gpu_memory_utilization is here rollout.cache_gib (a fraction of the device"),
+    ],
+)
+def test_a_foreign_name_is_answered_and_no_neighbour_is_guessed(words, answer):
+    said = refused(*words.split())
+    assert answer in said and "did you mean" not in said
+
+
+def test_a_word_that_we_have_too_is_ours():
+    assert foreign_answer("temperature", 1.0, knobs(Config)) is None
+    assert "did you mean rollout.temperature?" in refused("--temperature", "0.5")
+
+
+def test_another_program_of_ours_says_the_name_that_it_has():
+    with pytest.raises(ConfigError, match="max_completion_length is here max_response_length = 64"):
+        load(EvaluateConfig, ["--model", "m", "--max_completion_length", "64"], {"model": ""}, "")
+    with pytest.raises(ConfigError, match="there is no such setting; --help lists all of them"):
+        load(EvaluateConfig, ["--model", "m", "--init_kl_coef", "1"], {"model": ""}, "")
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_a_file_of_another_program_is_recognised_and_the_command_translates_it(file, tmp_path):
+    with pytest.raises(ConfigError) as caught:
+        load_config(["--config", str(file), "--train.steps", "2"])
+    (problem,) = caught.value.problems
+    assert f"it is a file of MindSpeed-RL; translate it: python tools/from_mindspeed.py {file}" in str(problem)
+    output = tmp_path / "ours.yaml"
+    command = [sys.executable, ROOT / "tools" / "from_mindspeed.py", file, "--output", output]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    load_config(["--config", str(output)])
+
+
+def test_values_change_as_their_meaning_does():
+    program, given = read_foreign(next(file for file in FILES if "671b" in file.name))
+    done = translate(program, given)
+    assert done.values["parallel.expert"] == 64 and done.values["parallel.expert_tensor"] == 1
+    assert done.values["rollout.data"] == 64 and done.values["rollout.expert_parallel"] is True
+    assert done.values["parallel.layers_per_stage"] == [9, 10, 10, 10, 11, 11]
+    assert (done.values["train.minibatches"], done.values["train.tokens_per_microbatch"]) == (1, 4096)
+    assert (done.values["train.recompute"], done.values["rollout.top_k"], done.ranks) == (True, 0, 384)
+    written = text(done, Path("r1.yaml"))
+    assert "  kl_estimator: k1  # rl_config.kl_penalty: kl" in written
+    assert "#   megatron_training.swap_optimizer: true: there is no such switch yet" in written
+    assert "not known" not in written.replace("dataset_additional_keys: [labels]: not known", "")
+
+
+def test_what_their_program_does_unasked_is_written_down():
+    program = PROGRAMS[0]
+    done = translate(program, {"rl_config.clip_ratio": 0.2})
+    assert (done.values["algorithm.kl_coefficient"], done.values["reward.rules"]) == (0.01, {"base_acc": 1.0})
+    assert done.comments["algorithm.kl_coefficient"] == "MindSpeed-RL's default"
+
+
+def test_verl_and_trl_files_are_translated(tmp_path):
+    verl = tmp_path / "verl.yaml"
+    verl.write_text(
+        "data: {train_files: [a.parquet], train_batch_size: 256, max_prompt_length: 512, max_response_length: 1024}\n"
+        "actor_rollout_ref:\n  model: {path: m}\n  rollout: {n: 5, tensor_model_parallel_size: 2}\n"
+        "  actor: {ppo_mini_batch_size: 64, ppo_micro_batch_size_per_gpu: 4, use_kl_loss: true, kl_loss_coef: 1e-3,\n"
+        "          kl_loss_type: low_var_kl, optim: {lr: 1e-6}, loss_agg_mode: seq-mean-token-mean}\n"
+        "trainer: {n_gpus_per_node: 8, nnodes: 2, save_freq: -1, logger: [console, wandb]}\n"
+    )
+    trl = tmp_path / "trl.yaml"
+    trl.write_text(
+        "model_name_or_path: m\nnum_generations: 8\nper_device_train_batch_size: 4\ngradient_accumulation_steps: 4\n"
+        "max_completion_length: 256\nmax_steps: 50\nwarmup_ratio: 0.1\nbeta: 0.04\nloss_type: dr_grpo\nuse_vllm: true\n"
+    )
+    program, given = read_foreign(verl)
+    values = translate(program, given).values
+    assert translate(program, given).ranks == 16
+    assert (values["train.minibatches"], values["train.tokens_per_microbatch"]) == (4, 4 * 1536)
+    assert (values["algorithm.kl_coefficient"], values["algorithm.kl_estimator"]) == (0.001, "k3")
+    assert (values["algorithm.samples_per_prompt"], values["rollout.tensor"]) == (5, 2)
+    assert (values["checkpoint.every_steps"], values["run.wandb"], values["run.tensorboard"]) == (0, "online", False)
+    program, given = read_foreign(trl)
+    values = translate(program, given, ranks=4).values
+    assert (values["train.prompts_per_step"], values["train.warmup_steps"]) == (8, 5)
+    assert values["algorithm.loss_reduction"] == "fixed_length"
+
+
+def test_a_file_of_nobody_is_refused(tmp_path):
+    (tmp_path / "x.yaml").write_text("a: 1\n")
+    with pytest.raises(ConfigError, match="it is not clear whose file it is; say so: --from mindspeed"):
+        read_foreign(tmp_path / "x.yaml")
