@@ -51,7 +51,7 @@ def load(kind: type[Settings], argv: list[str], needed: dict[str, str], descript
     files, overrides, wants_help = split_words(argv, problems)
     content = read_yaml(find_file(files[0], ("", "evaluation")) or Path(files[0]), problems) if files else {}
     if program := foreign_program(content):
-        way = f"translate it: python tools/from_mindspeed.py {files[0]} --output mine.yaml, and give that"
+        way = f"translate it: python -m spmd_rl from-mindspeed {files[0]} --output mine.yaml, and give that"
         refuse([Problem("--config", files[0], f"it is a file of {program.name}", way)])
     values = SectionReader(kind, files[0] if files else "", problems).read(content or {})
     name_sections(knobs(kind), overrides, values, wants_help)

@@ -101,7 +101,7 @@ def test_a_file_of_another_program_is_recognised_and_the_command_translates_it(f
     with pytest.raises(ConfigError) as caught:
         load_config(["--config", str(file), "--train.steps", "2"])
     (problem,) = caught.value.problems
-    assert f"it is a file of MindSpeed-RL; translate it: python tools/from_mindspeed.py {file}" in str(problem)
+    assert f"it is a file of MindSpeed-RL; translate it: python -m spmd_rl from-mindspeed {file}" in str(problem)
     output = tmp_path / "ours.yaml"
     command = [sys.executable, ROOT / "tools" / "from_mindspeed.py", file, "--output", output]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -161,3 +161,28 @@ def test_a_file_of_nobody_is_refused(tmp_path):
     (tmp_path / "x.yaml").write_text("a: 1\n")
     with pytest.raises(ConfigError, match="it is not clear whose file it is; say so: --from mindspeed"):
         read_foreign(tmp_path / "x.yaml")
+
+
+@pytest.mark.parametrize(
+    ("option", "given", "setting", "expected"),
+    [
+        (
+            "verl",
+            {"actor.kl_loss_coef": 0.001},
+            "algorithm.kl_coefficient",
+            0.0,
+        ),  # verl's use_kl_loss is off by default
+        ("verl", {"actor.use_kl_loss": True, "actor.kl_loss_coef": 0.001}, "algorithm.kl_coefficient", 0.001),
+        ("trl", {"max_steps": 300}, "train.steps", 300),
+        ("trl", {"max_steps": 300, "num_iterations": 2}, "train.steps", 150),
+        (
+            "trl",
+            {"max_steps": 320, "num_iterations": 2, "steps_per_generation": 16, "gradient_accumulation_steps": 4},
+            "train.steps",
+            40,
+        ),
+    ],
+)
+def test_what_a_value_means_depends_on_what_else_a_file_sets(option, given, setting, expected):
+    program = next(one for one in PROGRAMS if one.option == option)
+    assert translate(program, given).values[setting] == expected

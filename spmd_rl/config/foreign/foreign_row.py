@@ -4,14 +4,20 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+Value = Any
+"""A setting's value as YAML reads it: whatever a user wrote."""
+
 
 class Facts:
     """Hold what else a file of another program sets, which the meaning of a value may depend on."""
 
-    def __init__(self, values: Mapping[str, Any]):
+    def __init__(self, values: Mapping[str, Value]):
         self._values = values
 
-    def get(self, *names: str) -> Any:
+    def __bool__(self) -> bool:
+        return bool(self._values)
+
+    def get(self, *names: str) -> Value:
         """Return the value of the first setting that is there; a name may be the end of a dotted one."""
         for name in names:
             for key, value in self._values.items():
@@ -25,11 +31,11 @@ class Facts:
         return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-Convert = Callable[[Any, Facts], Any]
+Convert = Callable[[Value, Facts], Value]
 """(their value, what else they set) -> ours for each setting of the row, or setting -> value. None: nothing is set."""
 
 
-def same(value: Any, facts: Facts) -> Any:
+def same(value: Value, facts: Facts) -> Value:
     """Return a value that means here what it means there."""
     return value
 
@@ -46,7 +52,7 @@ class Row:
     """What becomes of its value where that is another, or what to do without such a setting."""
     convert: Convert = same
 
-    def settings(self, value: Any, facts: Facts) -> dict[str, Any]:
+    def settings(self, value: Value, facts: Facts) -> dict[str, Value]:
         """Return our settings for their value; empty where it alone does not say."""
         try:
             found = self.convert(value, facts)
@@ -69,7 +75,7 @@ class Program:
     """Words on the top level of its files which are none of ours."""
     enough: int = 1
     """So many of them tell that a file is its."""
-    defaults: Mapping[str, Any] = field(default_factory=dict)
+    defaults: Mapping[str, Value] = field(default_factory=dict)
     """Our setting -> what that program takes where it is not set, and that is not what we do."""
 
     def row(self, name: str) -> Row | None:
@@ -78,26 +84,26 @@ class Program:
         return max(fitting, key=lambda row: len(row.name), default=None)
 
 
-def named(values: Mapping[str, Any]) -> Convert:
+def named(values: Mapping[str, Value]) -> Convert:
     """Return the conversion of a value that has another name here."""
 
-    def convert(value: Any, facts: Facts) -> Any:
+    def convert(value: Value, facts: Facts) -> Value:
         return values.get(value) if isinstance(value, str) else None
 
     return convert
 
 
-def fixed(value: Any) -> Convert:
+def fixed(value: Value) -> Convert:
     """Return the conversion of whatever is given to one value."""
     return lambda _, __: value
 
 
-def on(value: Any, otherwise: Any = None) -> Convert:
+def on(value: Value, otherwise: Value = None) -> Convert:
     """Return the conversion of a switch to a value where it is on."""
     return lambda given, _: value if given else otherwise
 
 
-def positive(value: Any, facts: Facts) -> Any:
+def positive(value: Value, facts: Facts) -> Value:
     """Return a number, or 0 for the -1 of those who mean none or all by it."""
     return max(0, value)
 
@@ -105,7 +111,7 @@ def positive(value: Any, facts: Facts) -> Any:
 def parts_of(*names: str) -> Convert:
     """Return the conversion of a size to how many of it make the setting `names`."""
 
-    def convert(value: Any, facts: Facts) -> Any:
+    def convert(value: Value, facts: Facts) -> Value:
         whole = facts.number(*names)
         return None if whole is None else max(1, round(whole / value))
 
@@ -115,7 +121,7 @@ def parts_of(*names: str) -> Convert:
 def steps_of(*names: str) -> Convert:
     """Return the conversion of a fraction of a run to its steps; `names`: of the number of steps."""
 
-    def convert(value: Any, facts: Facts) -> Any:
+    def convert(value: Value, facts: Facts) -> Value:
         steps = facts.number(*names)
         return 0 if not value else None if steps is None else round(value * steps)
 
@@ -125,7 +131,7 @@ def steps_of(*names: str) -> Convert:
 def samples_to_tokens(prompt: str, response: str, *unless: str) -> Convert:
     """Return the conversion of samples to tokens; `unless`: switches and sizes that say tokens themselves."""
 
-    def convert(value: Any, facts: Facts) -> Any:
+    def convert(value: Value, facts: Facts) -> Value:
         lengths = facts.number(prompt), facts.number(response)
         if None in lengths or all(map(facts.get, unless or ("",))):
             return None
@@ -134,12 +140,12 @@ def samples_to_tokens(prompt: str, response: str, *unless: str) -> Convert:
     return convert
 
 
-def list_of(text: Any, facts: Facts) -> list[int]:
+def list_of(text: Value, facts: Facts) -> list[int]:
     """Return the numbers of a list, or of a text with commas."""
     return [int(word) for word in text.split(",")] if isinstance(text, str) else list(text)
 
 
-def said(program: str, row: Row, value: Any = None) -> str:
+def said(program: str, row: Row, value: Value = None) -> str:
     """Return the answer to one who gave a name of another program, with or without its value."""
     there = f"{program}'s {row.name}"
     if not row.ours:
@@ -149,7 +155,7 @@ def said(program: str, row: Row, value: Any = None) -> str:
     return f"{there} is here {' and '.join(spelled)}" + (f" ({row.note})" if row.note else "")
 
 
-def rows(*lines: tuple[Any, ...]) -> tuple[Row, ...]:
+def rows(*lines: tuple[Value, ...]) -> tuple[Row, ...]:
     """Return rows from (names, our settings, note, conversion), both kinds of names as words with spaces."""
     return tuple(Row(name, tuple(ours.split()), *rest) for names, ours, *rest in lines for name in names.split())
 

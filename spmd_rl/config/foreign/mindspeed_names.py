@@ -1,10 +1,9 @@
 """MindSpeed-RL's settings: megatron_training, actor_config, critic_config, rl_config, generate_config."""
 
-from typing import Any
-
 from spmd_rl.config.foreign.foreign_row import (
     Facts,
     Program,
+    Value,
     fixed,
     list_of,
     named,
@@ -35,22 +34,22 @@ _EXPERT_RANKS = "tensor x data ranks share the experts, with rollout.expert_para
 _NO_KL = "there it is 0.01 by default, here 0.0: no reference is loaded"
 
 
-def _packed(value: Any, facts: Facts) -> Any:
+def _packed(value: Value, facts: Facts) -> Value:
     longest = (facts.number("max_prompt_length", "seq_length") or 0) + (facts.number("max_tokens") or 0)
     return None if isinstance(value, list) or facts.get("use_dynamic_bsz") is False else max(value, int(longest))
 
 
-def _expert(value: Any, facts: Facts) -> Any:
+def _expert(value: Value, facts: Facts) -> Value:
     return value * (int(facts.number("tensor_model_parallel_size") or 1) if facts.get("moe_tp_extend_ep") else 1)
 
 
-def _rules(value: Any, facts: Facts) -> dict[str, Any]:
+def _rules(value: Value, facts: Facts) -> dict[str, Value]:
     names = value if isinstance(value, list) else [value]
     weights = facts.get("verifier_weight") or [1.0] * len(names)
     return {"reward.rules": {name: float(weight) for name, weight in zip(names, weights, strict=True)}}
 
 
-def _source(value: Any, facts: Facts) -> Any:
+def _source(value: Value, facts: Facts) -> Value:
     if not isinstance(value, str):
         return None
     kinds = {"17k": "dapo_math_17k", "gsm8k": "gsm8k", "geo3k": "geo3k"}
@@ -58,12 +57,12 @@ def _source(value: Any, facts: Facts) -> Any:
     return f"configs/datasets/{name}.yaml"
 
 
-def _engine_experts(value: Any, facts: Facts) -> Any:
+def _engine_experts(value: Value, facts: Facts) -> Value:
     shared = {"rollout.data": value, "rollout.expert_parallel": True}
     return shared if isinstance(value, int) and value > 1 and facts.get("enable_expert_parallel") is not False else None
 
 
-def _optimizer(section: str, ours: str, note: str = "") -> tuple[tuple[Any, ...], ...]:
+def _optimizer(section: str, ours: str, note: str = "") -> tuple[tuple[Value, ...], ...]:
     """Return the rows of an optimizer, of the actor's names or of the critic's."""
     start, warmup = (
         f"{section}." if section else "",

@@ -5,13 +5,12 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from spmd_rl.config.config import Config
 from spmd_rl.config.fields import knobs
-from spmd_rl.config.foreign.foreign_row import Facts, Program
+from spmd_rl.config.foreign.foreign_row import Facts, Program, Value
 from spmd_rl.config.foreign.lookup import PROGRAMS, foreign_program
 from spmd_rl.config.yaml_file import read_yaml
 from spmd_rl.errors import ConfigError, Problem, refuse
@@ -25,15 +24,15 @@ class Translation:
     """Hold our settings, and what there is to say of each."""
 
     program: Program
-    values: dict[str, Any] = field(default_factory=dict)
+    values: dict[str, Value] = field(default_factory=dict)
     comments: dict[str, str] = field(default_factory=dict)
     """Our setting -> what changed its meaning, or where it comes from."""
-    left: list[tuple[str, Any, str]] = field(default_factory=list)
+    left: list[tuple[str, Value, str]] = field(default_factory=list)
     """(their setting, its value, why it has no place here)"""
     ranks: int | None = None
     """Ranks that the file speaks of."""
 
-    def take(self, name: str, value: Any, facts: Facts) -> None:
+    def take(self, name: str, value: Value, facts: Facts) -> None:
         """Add a setting of theirs."""
         row = self.program.row(name)
         if row is None:
@@ -51,7 +50,7 @@ class Translation:
             self.comments[setting] = f"{name}: {value}" + (f" ({row.note})" if row.note else "")
 
 
-def read_foreign(file: Path, program: Program | None = None) -> tuple[Program, dict[str, Any]]:
+def read_foreign(file: Path, program: Program | None = None) -> tuple[Program, dict[str, Value]]:
     """Return whose file it is and its dotted settings; ConfigError where it is nobody's that we know."""
     problems: list[Problem] = []
     content = read_yaml(file, problems, "FILE", "sections such as `rl_config:`")
@@ -64,7 +63,7 @@ def read_foreign(file: Path, program: Program | None = None) -> tuple[Program, d
 
 
 def translate(
-    program: Program, given: dict[str, Any], ranks: int | None = None, data: str | None = None
+    program: Program, given: dict[str, Value], ranks: int | None = None, data: str | None = None
 ) -> Translation:
     """Return our settings for theirs. `ranks`: devices, where the file does not say; `data`: the source of prompts."""
     facts = Facts(given | {"ranks": ranks})
@@ -105,7 +104,7 @@ def _ranks(facts: Facts) -> int | None:
     return int(count) if count else None
 
 
-def _dotted(content: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _dotted(content: dict[Value, Value], prefix: str = "") -> Iterator[tuple[str, Value]]:
     for key, value in content.items():
         if isinstance(value, dict) and value:
             yield from _dotted(value, f"{prefix}{key}.")
@@ -113,7 +112,7 @@ def _dotted(content: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield f"{prefix}{key}", _number(value)
 
 
-def _number(value: Any) -> Any:
+def _number(value: Value) -> Value:
     """Return the number that YAML 1.1 takes for text, as 1e-6."""
     if isinstance(value, str) and re.fullmatch(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+", value):
         return float(value)
@@ -142,6 +141,6 @@ def text(done: Translation, file: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _spelled(value: Any) -> str:
+def _spelled(value: Value) -> str:
     """Return a value on one line, as YAML."""
     return yaml.safe_dump(value, default_flow_style=True, width=10**6).removesuffix("...\n").strip()

@@ -1,8 +1,6 @@
 """The settings of TRL's GRPOConfig and its model and data arguments; ms-swift has most of the names too."""
 
-from typing import Any
-
-from spmd_rl.config.foreign.foreign_row import Facts, Program, fixed, named, on, rows, steps_of, without
+from spmd_rl.config.foreign.foreign_row import Facts, Program, Value, fixed, named, on, rows, steps_of, without
 from spmd_rl.config.foreign.mindspeed_names import SCHEDULES
 
 _DEVICE = (
@@ -12,8 +10,9 @@ _DEVICE = (
 _GATHERED = "samples of a round there; here prompts: value / num_generations"
 _LOSS = "how the tokens' losses are reduced"
 _RULES = "rules with their weights: --reward.rules math_answer 1.0 path/to/file.py:function 0.5"
+_STEPS = "optimizer steps there; here rounds of rollout and update: value / (train.minibatches x train.epochs)"
 _REPORT = "TensorBoard is on by default, W&B off"
-_LOSSES: dict[str, dict[str, Any]] = {
+_LOSSES: dict[str, dict[str, Value]] = {
     "grpo": {"algorithm.loss_reduction": "sequence_mean"},
     "dapo": {"algorithm.loss_reduction": "token_mean"},
     "bnpo": {"algorithm.loss_reduction": "token_mean"},
@@ -22,24 +21,31 @@ _LOSSES: dict[str, dict[str, Any]] = {
 }
 
 
-def _prompts(value: Any, facts: Facts) -> Any:
+def _prompts(value: Value, facts: Facts) -> Value:
     ranks, group = facts.number("ranks"), facts.number("num_generations")
     if not ranks or facts.get("generation_batch_size"):
         return None
     return max(1, round(value * (facts.number("gradient_accumulation_steps") or 1) * ranks / (group or 8)))
 
 
-def _gathered(value: Any, facts: Facts) -> Any:
+def _gathered(value: Value, facts: Facts) -> Value:
     group = facts.number("num_generations")
     return max(1, round(value / group)) if group else None
 
 
-def _minibatches(value: Any, facts: Facts) -> Any:
+def _minibatches(value: Value, facts: Facts) -> Value:
     accumulated = facts.number("gradient_accumulation_steps")
     return max(1, round(value / accumulated)) if accumulated else None
 
 
-def _reports(value: Any, facts: Facts) -> Any:
+def _rounds(value: Value, facts: Facts) -> Value:
+    if value <= 0:
+        return None
+    parts = _minibatches(facts.number("steps_per_generation") or 0, facts) or 1
+    return max(1, round(value / (parts * (facts.number("num_iterations") or 1))))
+
+
+def _reports(value: Value, facts: Facts) -> Value:
     named_ones = [value] if isinstance(value, str) else value
     everything = "all" in named_ones
     return {
@@ -48,11 +54,11 @@ def _reports(value: Any, facts: Facts) -> Any:
     }
 
 
-def _scaled(value: Any, facts: Facts) -> Any:
+def _scaled(value: Value, facts: Facts) -> Value:
     return value if isinstance(value, bool) else {"group": True, "none": False}.get(value)
 
 
-def _rules(value: Any, facts: Facts) -> Any:
+def _rules(value: Value, facts: Facts) -> Value:
     if not isinstance(value, list) or not all(isinstance(name, str) and ":" in name for name in value):
         return None
     weights = facts.get("reward_weights") or [1.0] * len(value)
@@ -79,7 +85,7 @@ _SET = rows(
         _minibatches,
     ),
     ("num_iterations", "train.epochs"),
-    ("max_steps", "train.steps", "rounds of rollout and update", lambda value, _: value if value > 0 else None),
+    ("max_steps", "train.steps", _STEPS, _rounds),
     ("num_train_epochs", "train.steps", "here steps: epochs x rows / train.prompts_per_step", fixed(None)),
     ("learning_rate", "train.learning_rate"),
     ("lr_scheduler_type", "train.schedule", "", named(SCHEDULES)),

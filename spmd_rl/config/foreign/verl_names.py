@@ -1,10 +1,9 @@
 """The settings of verl: data, actor_rollout_ref, critic, algorithm, trainer."""
 
-from typing import Any
-
 from spmd_rl.config.foreign.foreign_row import (
     Facts,
     Program,
+    Value,
     fixed,
     named,
     on,
@@ -31,24 +30,24 @@ _LOSSES = {
 _ADVANTAGES = ("gae", "grpo", "rloo", "remax", "reinforce_plus_plus", "reinforce_plus_plus_baseline")
 
 
-def _kl(value: Any, facts: Facts) -> Any:
-    """Return the weight of the one divergence that is on."""
-    return value if facts.get("use_kl_loss") is not False or facts.get("use_kl_in_reward") else 0.0
+def _kl(value: Value, facts: Facts) -> Value:
+    """Return the weight of the one divergence that is on: none, where a file says nothing; asked alone, it is on."""
+    return value if not facts or facts.get("use_kl_loss") or facts.get("use_kl_in_reward") else 0.0
 
 
-def _reward_kl(value: Any, facts: Facts) -> Any:
+def _reward_kl(value: Value, facts: Facts) -> Value:
     return value if facts.get("use_kl_in_reward") else None
 
 
-def _source(value: Any, facts: Facts) -> Any:
+def _source(value: Value, facts: Facts) -> Value:
     return f"configs/datasets/verl_parquet.yaml:{value[0] if isinstance(value, list) else value}"
 
 
-def _loggers(value: Any, facts: Facts) -> Any:
+def _loggers(value: Value, facts: Facts) -> Value:
     return {"run.tensorboard": "tensorboard" in value, "run.wandb": "online" if "wandb" in value else "off"}
 
 
-def _optimizer(section: str, ours: str, warmup: str) -> tuple[tuple[Any, ...], ...]:
+def _optimizer(section: str, ours: str, warmup: str) -> tuple[tuple[Value, ...], ...]:
     return (
         (f"{section}.optim.lr", f"{ours}.learning_rate"),
         (f"{section}.optim.weight_decay", f"{ours}.weight_decay"),
