@@ -73,7 +73,7 @@ class DataConfig:
     """Stands before its settings' names, where the program at hand has them in this section."""
 
     source: str = "arithmetic"
-    """Prompts to train on: "arithmetic" or "reasoning_gym:<task>" (made on the spot), a .jsonl, .json, .csv,
+    """Prompts to train on: "arithmetic" or "reasoning_gym:<task>" (generated), a .jsonl, .json, .csv,
     .parquet or .arrow file, a directory of them, a Hugging Face hub name, a shipped data set by its name (gsm8k;
     configs/datasets/), a FILE.yaml of your own, or NAME:PATH for the columns of the one and the rows of the other."""
     mix: dict[str, PositiveFloat] = field(default_factory=dict)
@@ -116,7 +116,7 @@ class DataConfig:
     """Treatment of rows that cannot be read (broken text, a missing column, a value of another type): leave them out
     and say how many, or stop at the first and name file, row and column."""
     eval_source: str | None = None
-    """The held-out problems, named as data.source is. None: problems made on the spot have their own, disjoint from
+    """The held-out problems, named as data.source is. None: problems generated have their own, disjoint from
     training; where evaluation.every_steps asks for some, the source's own split for it, or else about a tenth of the
     source is held out of training, at most eval_problems, and the log says so."""
     eval_problems: NonNegativeInt = 128

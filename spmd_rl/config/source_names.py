@@ -11,7 +11,7 @@ _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
 def is_made(source: str) -> bool:
-    """Return True where problems are made on the spot, and so have held-out ones of their own."""
+    """Return True where problems are generated, and so have held-out ones of their own."""
     return source == ARITHMETIC or source.startswith(REASONING_GYM)
 
 
