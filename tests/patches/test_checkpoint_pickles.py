@@ -1,6 +1,7 @@
 """The readers of pickles in checkpoints: what they may name, and nothing else."""
 
 import argparse
+import io
 import os
 import pickle
 from pathlib import Path
@@ -8,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 from torch.distributed.checkpoint.filesystem import _StorageInfo
-from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata, MetadataIndex, StorageMeta
 
 from spmd.hostile import Trap
-from spmd_rl.patches.checkpoint_pickles import read_index, read_plain
+from spmd_rl.patches.checkpoint_pickles import _Unpickler, read_index, read_plain
 
 
 def write(path, value):
@@ -70,3 +71,24 @@ def test_archives_hold_plain_values_whatever_libraries_and_the_environment_call_
     file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(ValueError, match=r"common\.pt: broken"):
         read_plain(file, "common.pt")
+
+
+def written_as_by_python_3_11_2(kind, name):
+    """Return the pickle of getattr(kind, name), as those versions write a member of an enumeration."""
+    module = kind.__module__
+    return f"cbuiltins\ngetattr\n(c{module}\n{kind.__name__}\nV{name}\ntR.".encode()
+
+
+def test_members_of_enumerations_are_read_as_every_python_writes_them():
+    member = _MEM_FORMAT_ENCODING.TORCH_PRESERVE_FORMAT
+    for pickled in (pickle.dumps(member), written_as_by_python_3_11_2(_MEM_FORMAT_ENCODING, member.name)):
+        assert _Unpickler(io.BytesIO(pickled)).load() is member
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [(Metadata, "__init__"), (_MEM_FORMAT_ENCODING, "__class__"), (_MEM_FORMAT_ENCODING, "mro")],
+)
+def test_nothing_else_is_reached_that_way(kind, name):
+    with pytest.raises(pickle.UnpicklingError, match=f"it takes '{name}' of .*, which is no member of an enumeration"):
+        _Unpickler(io.BytesIO(written_as_by_python_3_11_2(kind, name))).load()
