@@ -29,7 +29,7 @@ Advantage = Callable[..., list[float]]
 """(groups, rewards) of all samples -> the advantage of each sample's tokens; may take OF_SAMPLES by name, and the
 settings normalize_std and std_epsilon."""
 OF_SAMPLES = ("tokens", "baselines")
-"""What else an advantage may be given of each sample: its loss tokens, and the reward of a greedy response."""
+"""Further values of each sample that an advantage may take: its loss tokens, and the reward of a greedy response."""
 Curation = Callable[[Sequence[int], Sequence[float]], list[bool]]
 """(groups, rewards) of all samples -> which to train on."""
 Reduction = Callable[..., list[float]]

@@ -1,4 +1,4 @@
-"""What rank 0 knows of numbers that stay on the ranks: how many, their mean, squares and extremes; no torch."""
+"""Sum up for rank 0 the numbers that stay on the ranks: how many, their mean, squares and extremes; no torch."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence

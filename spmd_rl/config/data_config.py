@@ -53,7 +53,7 @@ class DatasetConfig:
     answer_without: str = ""
     """Characters taken out of the answer, such as the comma in 1,450."""
     assistant_turn: Literal["refuse", "drop", "answer"] = "refuse"
-    """What to do with a conversation whose last message is the assistant's, which would be part of the prompt: refuse
+    """Says how to treat a conversation whose last message is the assistant's, which would be part of the prompt: refuse
     it, take that message off, or take it off and read the answer from it in place of the answer column."""
     deduplicate: str | None = None
     """Column that tells rows apart: of those with the same value the first is kept."""
@@ -96,8 +96,8 @@ class DataConfig:
     answer_pattern: str | None = None
     """Regular expression whose group 1, where it matches last, is the answer. None: what the dataset's file says."""
     assistant_turn: Literal["refuse", "drop", "answer"] | None = None
-    """What to do with a conversation that ends with the assistant's message: refuse it, take the message off (drop), or
-    take it off and read the answer from it (answer). None: what the dataset's file says, else refuse."""
+    """Says how to treat a conversation that ends with the assistant's message: refuse it, take the message off
+    (drop), or take it off and read the answer from it (answer). None: what the dataset's file says, else refuse."""
     system: str | None = None
     """System message put before every prompt. None: what the dataset's file says, else what the template does by
     itself. Not with template "plain"."""

@@ -51,7 +51,7 @@ class RunContext:
     resumed: SavedCheckpoint | None = None
     """The checkpoint that the run goes on from."""
     sources: Mapping[str, str] = field(default_factory=dict)
-    """What it learns from, as runtime.sources describes it."""
+    """Describes what it learns from, by runtime.sources."""
 
 
 class Session:

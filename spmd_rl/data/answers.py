@@ -1,4 +1,4 @@
-"""What the ranks answer to each verb, and how their answers become one; see distributed.protocol.Combined."""
+"""Define what the ranks answer to each verb, and how their answers become one; see distributed.protocol.Combined."""
 
 from collections.abc import Mapping, Sequence
 from operator import add
@@ -99,7 +99,7 @@ class Judged(msgspec.Struct):
     """(sample, score), from the ranks that report."""
     network_bytes: int
     seconds: dict[str, float]
-    """What it took to move the model: `onload`, `offload`; of the slowest rank."""
+    """Seconds that moving the model took: `onload`, `offload`; of the slowest rank."""
 
     def combine(self, other: Self) -> "Judged":
         return Judged(
@@ -115,7 +115,7 @@ class Estimated(msgspec.Struct):
     told: list[dict[str, list[float]]]
     """Of each rank that reports, in the order of ranks: what algorithms.token_statistics.Spread.of takes, by name."""
     kl_seconds: float
-    """What divergences took the slowest rank."""
+    """Seconds that divergences took on the slowest rank."""
 
     def combine(self, other: Self) -> "Estimated":
         return Estimated(self.told + other.told, max(self.kl_seconds, other.kl_seconds))

@@ -1,4 +1,4 @@
-"""Where a response ends, and the text of it that rules, logged samples and people see."""
+"""Find where a response ends, and the text of it that rules, logged samples and people see."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""How the answers to a verb become one on their way to rank 0, so that it gets one whatever the world."""
+"""Combine the answers to a verb on their way to rank 0, so that it gets one whatever the world."""
 
 from collections.abc import Callable
 from operator import add

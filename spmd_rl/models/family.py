@@ -49,7 +49,7 @@ class Family:
     vision: VisionFamily | None = None
     """None: models of text alone."""
     spellings: tuple[tuple[str, str], ...] = ()
-    """How names of tensors begin in some directories, and how the rows have them begin."""
+    """(beginning of tensors' names in some directories, beginning in the rows)."""
 
     @property
     def sequence_classification(self) -> str | None:

@@ -101,7 +101,7 @@ class SleepMode:
 _LOOKED_INTO = re.compile(r"vllm(_ascend)?\.(?!compilation|v1\.)")
 """Modules whose objects hold what a model computes with; compiled graphs hold activations, which nobody misses."""
 _DERIVED = frozenset({"W_UK_T", "W_UK", "W_UV"})
-"""What latent attention computes anew when its kv_b_proj is written."""
+"""Names of what latent attention computes anew when its kv_b_proj is written."""
 _CACHES = frozenset({"kv_cache", "kv_caches"})
 
 

@@ -16,7 +16,7 @@ from spmd_rl.rollout.engine_weights import Weights
 
 @dataclass
 class _Memory:
-    """What a parameter takes, and who reads it."""
+    """Hold the memory of a parameter, and who reads it."""
 
     held: torch.nn.Parameter
     """The engine's layers read this; between refreshes its memory may be someone else's."""

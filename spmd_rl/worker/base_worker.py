@@ -1,4 +1,4 @@
-"""What a rank of every program has, one that trains and one that only generates."""
+"""Hold what a rank of every program has, one that trains and one that only generates."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence

@@ -49,7 +49,7 @@ class Row:
     ours: tuple[str, ...] = ()
     """Empty: there is no such setting here."""
     note: str = ""
-    """What becomes of its value where that is another, or what to do without such a setting."""
+    """Says how its value changes, or, without such a setting here, what to do instead."""
     convert: Convert = same
 
     def settings(self, value: Value, facts: Facts) -> dict[str, Value]:

@@ -50,7 +50,7 @@ class Batch(msgspec.Struct, array_like=True):
     samples: list[msgspec.Raw]
     """RewardSamples; one, unless the rule takes several."""
     seconds: float
-    """What a call of an asynchronous rule may take."""
+    """Limit of one call of an asynchronous rule."""
 
 
 class GradingResult(msgspec.Struct, array_like=True):

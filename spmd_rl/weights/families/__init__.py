@@ -14,7 +14,7 @@ from spmd_rl.weights.transfer.boxes import Index, Piece, Shard, whole
 # The fields of a shape that a shard depends on: what the caches below are keyed by (a shape may hold a dict).
 _FIELDS = tuple(name for name, value in vars(Sizes).items() if isinstance(value, property))
 _Key = tuple[Any, ...]
-"""What _FIELDS name of a shape."""
+"""The values of a shape's _FIELDS."""
 
 
 def hf_tensors(shape: Sizes) -> dict[str, Index]:
