@@ -54,6 +54,7 @@ def main() -> None:
         dist.barrier(group=world.payload)
         assert outcome.written
         rank_files_bytes = sum(-(-file.stat().st_size // 4096) * 4096 for file in directory.glob("random_*"))
+        dist.barrier(group=world.payload)  # nobody changes what another still looks at
         return outcome.failed
 
     def fill(directory: Path, left: int) -> None:
