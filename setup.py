@@ -7,5 +7,5 @@ BESIDE = {"spmd_rl.configs": "configs", "spmd_rl.tools": "tools"}
 setup(
     packages=[*find_packages(include=["spmd_rl*"]), *BESIDE],
     package_dir=BESIDE,
-    package_data={"spmd_rl.configs": ["**/*.yaml", "**/*.jinja"]},
+    package_data={"spmd_rl.configs": ["**/*.yaml", "**/*.jinja", "**/*.json"]},
 )

@@ -1,11 +1,13 @@
 """Find the model that a setting names: a directory, a name on the hub, a run, one of its checkpoints."""
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from spmd_rl.config.config import Config
+from spmd_rl.config.shipped import model_sizes
 from spmd_rl.errors import ConfigError, Problem
 from spmd_rl.models.hub import local_directory
 
@@ -75,16 +77,24 @@ def _of_checkpoint(knob: str, directory: Path) -> ModelDirectory:
     return ModelDirectory(str(directory / _WEIGHTS), began)
 
 
-def with_local_models(config: Config) -> Config:
-    """Return a run's settings with the directories of models that were named as on the hub; they are downloaded now."""
+def sizes_directory(path: str, knob: str) -> str:
+    """Return the directory of a model, else the shipped one with its config.json alone, else what the hub has."""
+    shipped = None if Path(path).is_dir() else model_sizes(path)
+    return str(shipped) if shipped else local_directory(path, knob)
+
+
+def with_local_models(config: Config, find: Callable[[str, str], str] = local_directory) -> Config:
+    """Return a run's settings with the directories of models that were named as on the hub; they are downloaded now.
+
+    `find`: (path, the setting that names it) -> its directory.
+    """
     model, critic, reward = config.model, config.critic, config.reward
     named = {"path": model.path, "reference_path": model.reference_path}
-    found = {name: path and local_directory(path, f"model.{name}") for name, path in named.items()}
+    found = {name: path and find(path, f"model.{name}") for name, path in named.items()}
     models = {
-        name: replace(one, path=local_directory(one.path, f"reward.models.{name}.path"))
-        for name, one in reward.models.items()
+        name: replace(one, path=find(one.path, f"reward.models.{name}.path")) for name, one in reward.models.items()
     }
-    path = local_directory(critic.path, "critic.path") if critic.path else critic.path
+    path = find(critic.path, "critic.path") if critic.path else critic.path
     return replace(
         config,
         model=replace(model, **found),  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def folder(name: str) -> Path:
-    """Return a folder of what is shipped: configs, configs/datasets, configs/templates, tools."""
+    """Return a folder of what is shipped: configs, configs/datasets, configs/models, configs/templates, tools."""
     inside = _PACKAGE / name
     return inside if inside.is_dir() else _PACKAGE.parent / name
 
@@ -17,6 +17,15 @@ def folder(name: str) -> Path:
 def shipped_names(kind: str) -> list[str]:
     """Return the names of shipped files of a kind ("datasets", "evaluation", "" for runs), without .yaml."""
     return sorted(path.stem for path in (folder("configs") / kind).glob("*.yaml"))
+
+
+def model_sizes(path: str) -> Path | None:
+    """Return the shipped directory with the config.json of a model, by the last part of its path or hub name.
+
+    None: there is none. Its weights and tokenizer are not in it.
+    """
+    home = folder("configs") / "models" / Path(path.partition("@")[0]).name
+    return home if (home / "config.json").is_file() else None
 
 
 def find_file(text: str, kinds: tuple[str, ...]) -> Path | None:

@@ -1,6 +1,7 @@
 """A dry run for a cluster you don't have: `python -m spmd_rl.plan --config FILE [--world-size N] [--section.key X]`.
 
-Reads the configuration and the model's config.json, nothing else, and needs no device.
+Reads the configuration and the model's config.json, nothing else, and needs no device. The config.json of the models
+of configs/ are shipped: they are planned before anything is downloaded.
 """
 
 import argparse
@@ -9,7 +10,7 @@ import sys
 
 from spmd_rl.config.check import check
 from spmd_rl.config.loading import load_config
-from spmd_rl.config.model_directory import with_local_models
+from spmd_rl.config.model_directory import sizes_directory, with_local_models
 from spmd_rl.distributed.layout import RolloutLayout, TrainLayout
 from spmd_rl.errors import Problem, refuse
 from spmd_rl.models.model_shape import read_model_shape
@@ -46,7 +47,7 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
         prog="python -m spmd_rl.plan",
         description="What a run's refresh of the engines' weights moves, on a cluster that need not be here.",
         epilog="All settings of a run can be given too: python -m spmd_rl.grpo --help lists them. "
-        "model.path needs to hold no more than a config.json.",
+        "model.path needs to hold no more than a config.json; of the models of configs/ that comes with spmd_rl.",
         allow_abbrev=False,
         usage="%(prog)s --config FILE [--world-size N] [--section.key value ...]",
     )
@@ -71,7 +72,7 @@ def _positive(word: str) -> int:
 
 def configure(options: argparse.Namespace, rest: list[str]) -> tuple[Case, list[str]]:
     """The case, and what a run would be refused for that doesn't matter here. Raises ValueError as a run does."""
-    config = with_local_models(load_config(rest))
+    config = with_local_models(load_config(rest), sizes_directory)
     shape = read_model_shape(config.model.path)
     world = options.world_size or fewest_ranks(config)
     problems = check(config, world, shape)

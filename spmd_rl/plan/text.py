@@ -64,8 +64,9 @@ def _head(answer: dict[str, Any]) -> list[str]:
     bucket = in_bytes(answer["bucket_bytes"])
     note = " (the fewest that fit; see --world-size)" if answer["fewest_ranks_taken"] else ""
     parameters = f"{model['parameters'] / 1e9:,.{1 if model['parameters'] > 1e10 else 3}f} billion parameters"
+    shipped = "" if model["here"] else " (sizes as shipped)"
     return [
-        f"{'model':<12}{Path(model['path']).name}: {model['family']}, {parameters}, {model['dtype']}",
+        f"{'model':<12}{Path(model['path']).name}: {model['family']}, {parameters}, {model['dtype']}{shipped}",
         f"{'ranks':<12}{answer['ranks']}, {answer['ranks_per_node']} on a node{note}",
         f"{'training':<12}{answer['training']}",
         f"{'rollout':<12}{answer['rollout']}",

@@ -4,9 +4,11 @@ import math
 import re
 import time
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 from spmd_rl.config.check_critic import read_critic
+from spmd_rl.config.shipped import model_sizes
 from spmd_rl.errors import ConfigError
 from spmd_rl.plan.case import Case, rollout_words, training_words
 from spmd_rl.plan.refresh_stats import RankStats, refresh_stats
@@ -54,6 +56,7 @@ def weights(case: Case) -> dict[str, Any]:
     return {
         "model": {
             "path": case.config.model.path,
+            "here": model_sizes(case.config.model.path) != Path(case.config.model.path),
             "family": case.shape.family,
             "parameters": sum(map(math.prod, hf_tensors(case.shape).values())),
             "dtype": case.config.model.dtype,
