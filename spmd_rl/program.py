@@ -141,11 +141,13 @@ def _prepare(program: Program) -> tuple[Platform, list[str]]:
     """Make this machine ready for torch, Megatron and vLLM; returns its record and what was patched."""
     platform, config = current(program.platform), program.config
     rollout = config.rollout
-    platform.set_environment()
+    platform.set_environment(config.run.deterministic)
     sharing = rollout.tensor * rollout.data
     variables = platform.set_model_environment(program.shape, rollout.tensor, sharing, rollout.max_sequences)
     # Refuses a model that vLLM has no kernels for here.
     platform.engine_model_options(config.model.path, program.shape, rollout.block_tokens, config.model.knob)
+    if config.run.deterministic:
+        platform.make_deterministic()
     from spmd_rl.patches import megatron_core, vllm
     from spmd_rl.patches.patch import apply_all
 

@@ -118,7 +118,7 @@ def _batches(config: Config, world_size: int) -> list[Problem]:
     if prompts < replicas:
         met = f"there are {replicas} inference engines, so some would have nothing to do"
         problem("train.prompts_per_step", prompts, met, "raise it, or raise rollout.tensor")
-    if train.tokens_per_microbatch < longest:
+    if train.tokens_per_microbatch is not None and train.tokens_per_microbatch < longest:
         lengths = "(data.max_prompt_length + rollout.max_response_length)"
         met = f"the longest sample has {longest} tokens {lengths} and must fit"
         problem("train.tokens_per_microbatch", train.tokens_per_microbatch, met, "raise it, or lower one of those")

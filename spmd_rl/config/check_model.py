@@ -80,7 +80,7 @@ def engine_problems(
     else:
         token_values = 2 * max(1, model.kv_heads // tensor) * model.head_dim
     sample_bytes = model.layers * token_values * _BYTES[dtype] * longest
-    if engine.cache_gib * 2**30 < sample_bytes:
+    if engine.cache_gib is not None and engine.cache_gib * 2**30 < sample_bytes:
         met = f"one sample of {longest} tokens takes {sample_bytes / 2**30:.2g} GiB per rank"
         problems.append(Problem(f"{engine.prefix}cache_gib", engine.cache_gib, met, "raise it, or lower the lengths"))
     return problems

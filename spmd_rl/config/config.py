@@ -184,9 +184,9 @@ class TrainConfig:
     """Added to the root of that."""
     clip_grad: NonNegativeFloat = 1.0
     """Largest norm of the gradient over all ranks. 0: not clipped."""
-    tokens_per_microbatch: MayDiffer[PositiveInt] = 4096
+    tokens_per_microbatch: MayDiffer[PositiveInt | None] = None
     """Tokens in one forward and backward pass of a data-parallel rank: what training memory depends on; the ranks of
-    parallel.context share them. Gradients do not depend on it."""
+    parallel.context share them. Gradients do not depend on it. None: 4096 on CPUs, 16384 on accelerators."""
     logprob_chunk_tokens: MayDiffer[PositiveInt] = 1024
     """Tokens whose logits exist at the same time. Memory only; results do not depend on it."""
     share_prompts: MayDiffer[bool] = True
@@ -284,6 +284,9 @@ class RunConfig:
     """The same seed gives the same problems, order and samples, whatever the number of ranks."""
     platform: PlatformName = "auto"
     """Kind of machine. auto: the accelerator that is there, else the CPU."""
+    deterministic: bool = False
+    """Have accelerators give the same bits each time, slower; kernels that can't are named in a warning. CPUs do
+    anyway."""
     control_timeout_seconds: PositiveFloat = 600.0
     """Limit of rank 0's wait for the others to begin or end a verb, after which it names who is missing."""
     collective_timeout_seconds: PositiveFloat = 1800.0

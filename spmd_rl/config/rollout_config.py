@@ -17,8 +17,8 @@ class EngineLayoutConfig:
     """Ranks that share one inference engine. There are ranks / tensor engines, each with its own prompts."""
     data: MayDiffer[PositiveInt] = 1
     """Engines that share the experts of a mixture-of-experts model; they run in step. 1: each has all of them."""
-    max_sequences: MayDiffer[PositiveInt] = 64
-    """Sequences one engine runs at once."""
+    max_sequences: MayDiffer[PositiveInt | None] = None
+    """Sequences one engine runs at once. None: 64 on CPUs, 256 on accelerators."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,9 @@ class EngineConfig:
     expert_parallel: MayDiffer[bool] = False
     """Each rank of an engine, or of the engines that share experts, holds some experts whole; otherwise a part of every
     expert."""
-    cache_gib: MayDiffer[PositiveFloat] = 1.0
-    """Memory of the key-value cache, GiB per rank."""
+    cache_gib: MayDiffer[PositiveFloat | None] = None
+    """Memory of the key-value cache, GiB per rank. None: 1 on CPUs; on accelerators what the engine's weights and
+    4 GiB for all else leave of the device."""
     block_tokens: MayDiffer[PositiveInt] = 32
     """Tokens in one block of the cache; a shared prefix is reused in whole blocks. (Latent attention on a CPU: 16.)"""
 

@@ -1,11 +1,12 @@
 """Hold what can be set of the programs that only generate: evaluate and chat. They hold an engine and no trainer."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from spmd_rl.config.config import Config, HangConfig, ModelConfig, PlatformName, RunConfig
 from spmd_rl.config.data_config import DataConfig
 from spmd_rl.config.fields import Bounds, NonNegativeInt, PositiveFloat, PositiveInt
+from spmd_rl.config.machine_sizes import with_machine_sizes
 from spmd_rl.config.reward_config import RewardConfig
 from spmd_rl.config.rollout_config import EngineConfig, EnginesConfig, RolloutConfig, SamplingConfig, TopP
 
@@ -109,7 +110,7 @@ class _TopLevelData(DataConfig):
 
 def of_evaluation(given: EvaluateConfig, directory: str, dtype: Dtype) -> Config:
     """Return the part of a run's configuration that an evaluation has; `directory`: with the model's config.json."""
-    return Config(
+    config = Config(
         _TopLevelModel(directory, dtype, trust_remote_code=given.trust_remote_code),
         _TopLevelData(
             system=given.system,
@@ -127,13 +128,14 @@ def of_evaluation(given: EvaluateConfig, directory: str, dtype: Dtype) -> Config
         ),
         reward=RewardConfig({given.grader: 1.0}, given.grader_timeout_seconds, given.grader_workers),
         hang=given.hang,
-        run=replace(RunConfig(), seed=given.seed, control_timeout_seconds=given.control_timeout_seconds),
+        run=RunConfig(seed=given.seed, platform=given.platform, control_timeout_seconds=given.control_timeout_seconds),
     )
+    return with_machine_sizes(config)
 
 
 def of_chat(given: ChatConfig, directory: str, dtype: Dtype, world_size: int) -> Config:
     """Return the part of a run's configuration that a conversation has: one engine on all ranks."""
-    return Config(
+    config = Config(
         _TopLevelModel(directory, dtype, trust_remote_code=given.trust_remote_code),
         # The engine holds a prompt and its response together; how they share it is decided turn by turn.
         DataConfig(max_prompt_length=given.context - 1, template=given.template),
@@ -145,5 +147,6 @@ def of_chat(given: ChatConfig, directory: str, dtype: Dtype, world_size: int) ->
             cache_gib=given.cache_gib,
             block_tokens=given.block_tokens,
         ),
-        run=replace(RunConfig(), seed=given.seed),
+        run=RunConfig(seed=given.seed, platform=given.platform),
     )
+    return with_machine_sizes(config)

@@ -34,6 +34,16 @@ def _type_of_cuda(own: str) -> Callable[[Any], Any]:
     return make
 
 
+def _norm_at_once(original: Any) -> Any:
+    """The norm of many tensors, which the device is asked for once and not once a tensor."""
+
+    def norm(chunk_size: int, noop_flag: Any, tensor_lists: Any, per_tensor: bool, *args: Any) -> Any:
+        norms = [one for some in tensor_lists if some for one in torch._foreach_norm(list(some))]
+        return torch.linalg.vector_norm(torch.stack(norms).float()).reshape(1), None
+
+    return norm
+
+
 def _get_rng_state(original: Any) -> Any:
     return lambda *args, **options: torch.get_rng_state()
 
@@ -197,6 +207,16 @@ PATCHES = (
         upstream=f"{_SOURCE}/transformer/moe/moe_utils.py#L34",
         until="Megatron-Core binds the name where it also catches the failed import",
         make=_as_it_is,
+    ),
+    Patch(
+        package="megatron-core",
+        versions=MEGATRON_CORE,
+        target="megatron.core.utils:local_multi_tensor_l2_norm",
+        platforms=("cuda", "npu"),
+        reason="without Apex the norm of the gradient waits for the device once a tensor",
+        upstream=f"{_SOURCE}/utils.py#L1205",
+        until="local_multi_tensor_l2_norm uses torch._foreach_norm",
+        make=_norm_at_once,
     ),
     Patch(
         package="megatron-core",

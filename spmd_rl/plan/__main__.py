@@ -10,6 +10,7 @@ import sys
 
 from spmd_rl.config.check import check
 from spmd_rl.config.loading import load_config
+from spmd_rl.config.machine_sizes import with_machine_sizes
 from spmd_rl.config.model_directory import sizes_directory, with_local_models
 from spmd_rl.distributed.layout import RolloutLayout, TrainLayout
 from spmd_rl.errors import Problem, refuse
@@ -17,6 +18,7 @@ from spmd_rl.models.model_shape import read_model_shape
 from spmd_rl.plan.case import Case, fewest_ranks
 from spmd_rl.plan.text import rank_text, text
 from spmd_rl.plan.traffic import place, weights
+from spmd_rl.platforms import CLUSTER
 
 USER_ERROR = 2
 # Settings that the weights' layouts follow from. What is wrong with others would stop a run, but not this.
@@ -72,7 +74,7 @@ def _positive(word: str) -> int:
 
 def configure(options: argparse.Namespace, rest: list[str]) -> tuple[Case, list[str]]:
     """The case, and what a run would be refused for that doesn't matter here. Raises ValueError as a run does."""
-    config = with_local_models(load_config(rest), sizes_directory)
+    config = with_machine_sizes(with_local_models(load_config(rest), sizes_directory), CLUSTER)
     shape = read_model_shape(config.model.path)
     world = options.world_size or fewest_ranks(config)
     problems = check(config, world, shape)

@@ -93,6 +93,9 @@ CPU = Platform(
     socket_variables=("GLOO_SOCKET_IFNAME",),
     offloads=False,
     repeats_exactly=True,
+    max_sequences=64,
+    microbatch_tokens=4096,
+    cache_gib=1.0,
     # Triton does not compile for CPUs; blocks of 32 tokens are the smallest that the CPU attention prefers, so that
     # the samples of a prompt find its cache.
     engine_options={"enforce_eager": True, "block_size": 32},

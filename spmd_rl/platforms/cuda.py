@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from functools import cache
+from glob import glob
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,9 @@ _FLASH_HEAD_DIM, _FLASH_CAPABILITY = 256, (8, 0)
 
 
 def _missing() -> str:
+    # torch is imported only where there is something to ask it about.
+    if not (glob("/dev/nvidia[0-9]*") or glob("/dev/dxg")):
+        return "there is no GPU (/dev/nvidia0, ...); use run.platform = auto"
     import torch
 
     if torch.cuda.is_available():
@@ -115,6 +119,8 @@ CUDA = Platform(
     visible_devices_variable="CUDA_VISIBLE_DEVICES",
     device_count=lazily("torch.cuda:device_count"),
     synchronize=lazily("torch.cuda:synchronize"),
+    # What cuBLAS needs to give the same bits: https://docs.nvidia.com/cuda/cublas/#results-reproducibility
+    deterministic_environment={"CUBLAS_WORKSPACE_CONFIG": ":4096:8"},
     # Of its backends for experts, those of FlashInfer, which Blackwell gets by default, shuffle the weights that a
     # refresh writes.
     engine_options={"enable_sleep_mode": True, "moe_backend": "triton"},

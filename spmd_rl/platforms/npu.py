@@ -227,6 +227,10 @@ NPU = Platform(
     synchronize=lazily("torch:npu.synchronize"),
     # The vendor does not promise it; a sum that saturates would depend on its order.
     wraps_integers=False,
+    # A copy of a process has no CANN context, and whatever it then asks of the device may hang.
+    forks=False,
+    # Sums over ranks in one order; products of matrices without splitting what they sum over.
+    deterministic_environment={"HCCL_DETERMINISTIC": "true", "CLOSE_MATMUL_K_SHIFT": "1"},
     # CPU binding would rebind the threads of the trainer too; eager until graphs were run on the device.
     engine_options={
         "enable_sleep_mode": True,

@@ -89,7 +89,17 @@ class Platform:
     synchronize: Callable[[], None] = lambda: None
     """Wait until the device has done all that was asked of it."""
     repeats_exactly: bool = False
-    """The same run twice gives the same bits."""
+    """The same run twice gives the same bits, without run.deterministic."""
+    deterministic_environment: Mapping[str, str] = field(default_factory=dict)
+    """More of `environment`, for run.deterministic."""
+    forks: bool = True
+    """A process that holds its device may be copied (fork): a checkpoint is then written beside training."""
+    max_sequences: int = 256
+    """What rollout.max_sequences is where it is None."""
+    microbatch_tokens: int = 16384
+    """What train.tokens_per_microbatch is where it is None."""
+    cache_gib: float | None = None
+    """What rollout.cache_gib is where it is None; None here too: what the device has left."""
     wraps_integers: bool = True
     """Its sums and products of whole numbers wrap around, as checksums count on; else those are made on the host."""
     engine_options: Mapping[str, object] = field(default_factory=dict)
@@ -119,15 +129,23 @@ class Platform:
         os.environ.update(new)
         return [f"{name} = {value}, by the model's sizes" for name, value in new.items()]
 
-    def set_environment(self) -> None:
+    def set_environment(self, deterministic: bool = False) -> None:
         """Set the variables that the user has not set. Raises ConfigError for one that the program can't run with."""
         for name, refused in self.refused_environment.items():
             if refused in os.environ.get(name, "").replace(" ", ""):
                 met = "vLLM's sleep mode refuses it where it makes its memory"
                 way = f"unset {name}, or leave {refused} out: training switches it on by itself"
                 raise ConfigError(Problem(name, os.environ[name], met, way))
-        for name, value in {**self.environment, **self.more_environment()}.items():
+        exact = self.deterministic_environment if deterministic else {}
+        for name, value in {**self.environment, **self.more_environment(), **exact}.items():
             os.environ.setdefault(name, value)
+
+    def make_deterministic(self) -> None:
+        """Have torch take kernels that give the same bits each time, and warn of those that it has not."""
+        if not self.repeats_exactly:
+            import torch
+
+            torch.use_deterministic_algorithms(True, warn_only=True)
 
     @property
     def patches(self) -> str:

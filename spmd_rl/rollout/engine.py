@@ -14,7 +14,7 @@ from spmd_rl.models.model_shape import ModelShape
 from spmd_rl.platforms.platform import Platform
 from spmd_rl.rollout.engine_weights import SleepMode, Weights
 from spmd_rl.rollout.images import image_options, with_images
-from spmd_rl.rollout.options import memory_share, model_options
+from spmd_rl.rollout.options import memory_of_engine, model_options
 from spmd_rl.rollout.packed_weights import OwnStorages
 from spmd_rl.rollout.requests import Completion, Request, SamplingParams
 
@@ -30,7 +30,7 @@ class Engine:
         layout: RolloutLayout,
         max_tokens: int,
         max_sequences: int,
-        cache_bytes: int,
+        cache_bytes: int | None,
         block_tokens: int,
         needs_text: bool,
         seed: int,
@@ -41,14 +41,15 @@ class Engine:
         weight_bytes: int = 0,
         images_per_prompt: int = 1,
     ):
-        """`max_tokens`: the longest prompt with its response. `needs_text`: stop strings make the engine detokenize,
-        with `skip_special_tokens` or without. `end_ids`: end every response. `weight_bytes`: this rank's.
+        """`max_tokens`: the longest prompt with its response. `cache_bytes` None: what the device has left.
+        `needs_text`: stop strings make the engine detokenize, with `skip_special_tokens` or without. `end_ids`: end
+        every response. `weight_bytes`: this rank's.
 
         Raises ValueError where vLLM cannot run such a model on this machine.
         """
         options = model_options(model_path, shape, block_tokens, platform)
         if platform.free_and_total_bytes is not None:
-            share = memory_share(*platform.free_and_total_bytes(), weight_bytes, cache_bytes)
+            share, cache_bytes = memory_of_engine(*platform.free_and_total_bytes(), weight_bytes, cache_bytes)
             options |= {"gpu_memory_utilization": share}
         options |= image_options(shape, images_per_prompt)
         from vllm import LLM

@@ -16,24 +16,28 @@ def model_options(
 
 
 _SHARE, _OF_FREE = 0.92, 0.98
+REST_BYTES = 4 << 30
+"""Of a device, for what is neither weights nor cache: activations, graphs, buffers of the ranks' messages."""
 
 
-def memory_share(free: int, total: int, weights: int, cache: int) -> float:
-    """Return the share of a device (gpu_memory_utilization) that vLLM may count on: it refuses to start with less free.
+def memory_of_engine(free: int, total: int, weights: int, cache: int | None) -> tuple[float, int]:
+    """Return the share of a device (gpu_memory_utilization) that vLLM may count on, and the bytes of its cache.
 
-    All are bytes: what is free of the device now, all of it, the engine's weights, its cache. Raises ConfigError where
-    weights and cache don't fit.
+    vLLM refuses to start where less than its share is free. All are bytes: what is free of the device now, all of it,
+    the engine's weights, its cache (None: what is left). Raises ConfigError where they don't fit.
     """
-    if weights + cache > free:
+    size = free - weights - REST_BYTES if cache is None else cache
+    if size <= 0 or weights + size > free:
         gib = 2**30
+        left = f", and {REST_BYTES / gib:.2f} GiB are left for all else" if cache is None else ""
         raise ConfigError(
             Problem(
                 "rollout.cache_gib",
-                f"{cache / gib:.2f}",
+                None if cache is None else f"{cache / gib:.2f}",
                 f"the engine's weights on this rank are {weights / gib:.2f} GiB, and {free / gib:.2f} of the device's "
-                f"{total / gib:.2f} GiB are free while nothing is trained",
+                f"{total / gib:.2f} GiB are free while nothing is trained{left}",
                 "a smaller cache, a larger rollout.tensor (each rank then has a smaller part of the weights), or end "
                 "what else holds memory of the device",
             )
         )
-    return min(_SHARE, _OF_FREE * free / total)
+    return min(_SHARE, _OF_FREE * free / total), size

@@ -14,6 +14,7 @@ from spmd_rl.config.check_reward_models import read_reward_shape, reward_model_k
 from spmd_rl.config.config import GAE, Config
 from spmd_rl.config.fault_spec import check_parameters
 from spmd_rl.config.loading import load_config, load_dataset_config
+from spmd_rl.config.machine_sizes import with_machine_sizes
 from spmd_rl.config.model_directory import with_local_models
 from spmd_rl.data.image_reader import ImageReader
 from spmd_rl.data.response_text import described, end_tokens, templates_of
@@ -56,7 +57,7 @@ def configure(arguments: list[str], critic: bool | None = None) -> tuple[Config,
 
     Raises ValueError that lists all that can be wrong before any rank has met another.
     """
-    config = with_local_models(load_config(arguments))
+    config = with_machine_sizes(with_local_models(load_config(arguments)))
     shape = read_model_shape(config.model.path)
     problems = _other_program(config) if critic not in (None, config.algorithm.uses_critic) else []
     refuse([*problems, *check(config, size_from_environment(), shape), *unknown_algorithms(config.algorithm)])

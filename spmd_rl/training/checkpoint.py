@@ -2,7 +2,7 @@
 
 Megatron's `dist_checkpointing` in its `fully_reshardable` form, so that any layout reads what any other wrote. Saving
 is asynchronous: the call returns when a copy of the process (a fork) has the state, and that copy writes while training
-goes on.
+goes on. Where a process must not be copied, a thread writes a copy of the state on the host.
 """
 
 import os
@@ -19,7 +19,6 @@ from megatron.core.dist_checkpointing.core import CheckpointingException
 from megatron.core.dist_checkpointing.dict_utils import dict_list_map_inplace
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, apply_factories
 from megatron.core.dist_checkpointing.serialization import get_default_load_sharded_strategy
-from megatron.core.dist_checkpointing.strategies.async_utils import AsyncCallsQueue
 from megatron.core.dist_checkpointing.strategies.fully_parallel import (
     FullyParallelLoadStrategyWrapper,
     FullyParallelSaveStrategyWrapper,
@@ -32,6 +31,7 @@ from spmd_rl.health.parent_death import die_with_all
 from spmd_rl.patches.checkpoint_writes import failures
 from spmd_rl.platforms import current
 from spmd_rl.training.checkpoint_pieces import save_own_pieces
+from spmd_rl.training.checkpoint_thread import calls_queue, in_this_process
 from spmd_rl.training.learner import Learner
 from spmd_rl.weights.files.checkpoint_layout import CONTENT
 from spmd_rl.weights.files.checkpoint_reader import Checkpoint
@@ -47,7 +47,7 @@ class TrainingState:
         self._model, self._optimizer, self._control = learner.model.module, learner.optimizer, control
         self._directory, self._note = Path(), _Note()
         self._group = parallel_state.get_data_parallel_group(with_context_parallel=True)
-        self._calls = AsyncCallsQueue(persistent=False)
+        self._calls = calls_queue(current().forks)
         for inner in self._optimizer.distributed:
             save_own_pieces(inner)
         # Who writes what is the same in every save: agreed upon in the first, and kept.
@@ -65,7 +65,8 @@ class TrainingState:
     def begin_save(self, directory: Path, broken: Callable[[], str] = str) -> None:
         """Save into a directory that exists and is empty. Complete when `finish_save` says so.
 
-        `broken`: says why this rank's state must not be saved, or "". It is asked in the fork, while training goes on.
+        `broken`: says why this rank's state must not be saved, or "". It is asked in the fork, while training goes on;
+        where there is none, it is asked first.
         """
         self._note = _Note()
         self._directory = directory
@@ -83,7 +84,9 @@ class TrainingState:
                 content_metadata=CONTENT | _OPTIMIZER,
             )
             self._saved_before = True
-            if request.async_fn is not None:
+            if request.async_fn is not None and not current().forks:
+                request = in_this_process(request, self._note.leave, broken())
+            elif request.async_fn is not None:
                 write = partial(_as_writer, os.getpid(), self._note, broken, request.async_fn)
                 request = request._replace(async_fn=write)
             else:  # other ranks write all that this one has

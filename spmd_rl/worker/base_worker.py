@@ -55,7 +55,7 @@ class BaseWorker:
             self.rollout_layout,
             max_tokens,
             config.rollout.max_sequences,
-            int(config.rollout.cache_gib * 2**30),
+            None if config.rollout.cache_gib is None else int(config.rollout.cache_gib * 2**30),
             config.rollout.block_tokens,
             bool(config.rollout.stop),
             config.run.seed + self.replica,

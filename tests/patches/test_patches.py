@@ -110,3 +110,23 @@ def test_megatron_sees_a_host_and_transformers_sees_nothing_of_it(tiny_models):
     with torch.no_grad():
         expected = model(torch.arange(3, 20)[None]).logits.double().abs().sum().item()
     assert found == pytest.approx(expected, rel=1e-6)
+
+
+def test_the_norm_of_many_tensors_is_theirs_without_waiting_for_each():
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Waits(TorchDispatchMode):
+        count = 0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            self.count += function is torch.ops.aten._local_scalar_dense.default
+            return function(*args, **(kwargs or {}))
+
+    [patch] = [one for one in megatron_core.PATCHES if one.attribute == "local_multi_tensor_l2_norm"]
+    assert patch.meets("npu") and patch.meets("cuda") and not patch.meets("cpu")
+    tensors = [torch.arange(1.0 + n) for n in range(9)]
+    with Waits() as waits:
+        norm, per_tensor = patch.make(None)(65536, None, [tensors], False)
+    assert waits.count == 0 and per_tensor is None and norm.shape == (1,)
+    assert norm.item() == pytest.approx(torch.cat(tensors).norm().item())

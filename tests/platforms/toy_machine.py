@@ -75,6 +75,7 @@ TOY = Platform(
     # What waits on the host has no memory meanwhile: whoever reads it then reads nothing.
     offloads=True,
     wraps_integers=False,
+    forks=False,
     synchronize=lambda: time.sleep(0),
     engine_options={"enforce_eager": True, "block_size": 32},
     engine_sleeps=False,

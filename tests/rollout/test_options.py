@@ -3,19 +3,25 @@
 import pytest
 
 from spmd_rl.errors import ConfigError
-from spmd_rl.rollout.options import memory_share
+from spmd_rl.rollout.options import REST_BYTES, memory_of_engine
 
 GIB = 2**30
 
 
 def test_vllm_finds_as_much_free_as_it_was_told():
     # It refuses to start where less than its share is free; 0.92 is its own default.
-    assert memory_share(139 * GIB, 140 * GIB, 15 * GIB, 8 * GIB) == 0.92
+    assert memory_of_engine(139 * GIB, 140 * GIB, 15 * GIB, 8 * GIB) == (0.92, 8 * GIB)
     for free in (30, 60, 79):
-        share = memory_share(free * GIB, 80 * GIB, 15 * GIB, 8 * GIB)
+        share, _ = memory_of_engine(free * GIB, 80 * GIB, 15 * GIB, 8 * GIB)
         assert 0.9 * free < share * 80 < free
 
 
 def test_an_engine_that_does_not_fit_is_refused_with_its_bytes_and_the_way_out():
     with pytest.raises(ConfigError, match=r"rollout.cache_gib = 8.00: .*15.00 GiB.*20.00 of the device's 80.00 GiB"):
-        memory_share(20 * GIB, 80 * GIB, 15 * GIB, 8 * GIB)
+        memory_of_engine(20 * GIB, 80 * GIB, 15 * GIB, 8 * GIB)
+
+
+def test_a_cache_that_nobody_sized_is_what_weights_and_all_else_leave():
+    assert memory_of_engine(60 * GIB, 64 * GIB, 15 * GIB, None)[1] == 45 * GIB - REST_BYTES
+    with pytest.raises(ConfigError, match=r"rollout.cache_gib: .*15.00 GiB.*4.00 GiB are left for all else"):
+        memory_of_engine(19 * GIB, 64 * GIB, 15 * GIB, None)

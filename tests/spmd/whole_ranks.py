@@ -49,6 +49,7 @@ def _case(given: dict, world, platform) -> dict:
     import torch.distributed as dist
 
     from spmd_rl.config.loading import load_config
+    from spmd_rl.config.machine_sizes import with_machine_sizes
     from spmd_rl.controller.planner import plan_microbatches
     from spmd_rl.controller.ranks import Ranks
     from spmd_rl.data.answers import ANSWERS
@@ -58,7 +59,7 @@ def _case(given: dict, world, platform) -> dict:
     from spmd_rl.runtime.startup import read_inputs, start_graders
     from spmd_rl.worker.train_worker import TrainWorker
 
-    config = load_config(given["config"])
+    config = with_machine_sizes(load_config(given["config"]))
     loaded = read_inputs(config)
     shape = read_model_shape(config.model.path)
     worker = TrainWorker(
