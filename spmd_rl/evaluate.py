@@ -16,7 +16,8 @@ from spmd_rl.config.model_directory import find_model
 from spmd_rl.config.redact import hidden
 from spmd_rl.config.serving import EvaluateConfig, of_evaluation
 from spmd_rl.data.sampling_params import SamplingParams
-from spmd_rl.data.sources.prompts import load_dataset
+from spmd_rl.data.sources.few_shot import read_shots
+from spmd_rl.data.sources.prompts import Loaded, load_dataset
 from spmd_rl.data.tokens import chat_template, fingerprint, load_tokenizer
 from spmd_rl.distributed.environment import size_from_environment
 from spmd_rl.errors import ConfigError, Problem, refuse
@@ -123,10 +124,11 @@ def _read(evaluation: Evaluation, tokenizer: Any) -> tuple[dict[str, Any], list[
         if fingerprint(other) != fingerprint(tokenizer) or chat_template(other) != chat_template(tokenizer):
             met = "its tokenizer or chat template is not the model's"
             raise ConfigError(Problem("baseline", model, met, _BY_ITSELF))
-    loaded = {
-        split: load_dataset(load_dataset_config(text), config.data, tokenizer, settings.seed, "eval", settings.limit)
-        for split, text in zip(evaluation.names, settings.benchmark, strict=True)
-    }
+    loaded: dict[str, Loaded] = {}
+    for split, text in zip(evaluation.names, settings.benchmark, strict=True):
+        dataset, data, seed = load_dataset_config(text), config.data, settings.seed
+        shots = read_shots(settings.shots, settings.shots_source, dataset, data, seed) if settings.shots else []
+        loaded[split] = load_dataset(dataset, data, tokenizer, seed, "eval", settings.limit, shots=shots)
     for text, one in zip(settings.benchmark, loaded.values(), strict=True):
         if not one.prompts:
             raise ConfigError(Problem("benchmark", text, "there is no question in it", "name another"))

@@ -57,6 +57,8 @@ class DatasetConfig:
     it, take that message off, or take it off and read the answer from it in place of the answer column."""
     deduplicate: str | None = None
     """Column that tells rows apart: of those with the same value the first is kept."""
+    empty_answers: Literal["drop", "refuse"] = "refuse"
+    """Treatment of rows whose answer is empty, unless the run sets data.empty_answers."""
     system: str | None = None
     """System message, unless the run sets data.system."""
     template: str | None = None
@@ -110,8 +112,8 @@ class DataConfig:
     """Tokens, template included."""
     overlong_prompts: Literal["drop", "refuse"] = "drop"
     """Leave longer prompts out and say how many, or stop and name them."""
-    empty_answers: Literal["drop", "refuse"] = "refuse"
-    """Treatment of rows whose answer is empty."""
+    empty_answers: Literal["drop", "refuse"] | None = None
+    """Treatment of rows whose answer is empty. None: what the dataset's file says, else refuse."""
     bad_rows: Literal["drop", "refuse"] = "refuse"
     """Treatment of rows that cannot be read (broken text, a missing column, a value of another type): leave them out
     and say how many, or stop at the first and name file, row and column."""

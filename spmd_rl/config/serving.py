@@ -56,6 +56,12 @@ class EvaluateConfig(SamplingConfig, ServeConfig):
     skip_special_tokens: bool = False
     """Leave all special tokens out of what the grader and stop strings see, also tags such as <think>; else only those
     that begin, end or pad a text."""
+    shots: NonNegativeInt = 0
+    """Worked examples before each question, as turns of its conversation, with the whole text of the answer's column
+    (few-shot). For base models together with the template question_answer and --stop Question:"""
+    shots_source: str | None = None
+    """Dataset whose first rows are the worked examples, named as benchmark is. None: the benchmark's split for
+    training."""
     max_prompt_length: PositiveInt = 1024
     """Tokens, template included."""
     overlong_prompts: Literal["drop", "refuse"] = "refuse"

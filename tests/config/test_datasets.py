@@ -81,7 +81,16 @@ def test_every_shipped_dataset_loads(file):
 
 def test_there_is_a_dataset_for_each_that_the_documentation_names():
     assert {file.stem for file in DATASETS} >= {
-        *("deepscaler", "dapo_math_17k", "gsm8k", "math_500", "aime_2024", "verl_parquet", "slime_jsonl")
+        *(
+            "deepscaler",
+            "deepscaler_r1",
+            "dapo_math_17k",
+            "gsm8k",
+            "math_500",
+            "aime_2024",
+            "verl_parquet",
+            "slime_jsonl",
+        )
     }
 
 

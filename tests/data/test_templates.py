@@ -34,6 +34,14 @@ CHATML_CHAT = (
 )
 HELPFUL = IM.format("system", "You are a helpful assistant.")
 ASK = IM.format("user", "1+1?") + "<|im_start|>assistant\n"
+SUMS = "".join(
+    IM.format("user", f"What is {sum}?") + IM.format("assistant", f"<think>{thought}</think><answer>{answer}</answer>")
+    for sum, thought, answer in (
+        ("3 + 4", "3 + 4 = 7", "7"),
+        ("8 + 5", "8 + 5 = 12. Wait, let me check: 8 + 5 = 13", "13"),
+        ("12 + 6", "12 + 6 = 18", "18"),
+    )
+)
 INST = "<s>[INST] {}1+1? [/INST]"
 HEAD = "<|start_header_id|>{}<|end_header_id|>\n\n"
 # name -> a question alone, and a conversation with a system message.
@@ -45,7 +53,12 @@ EXPECTED = {
         ALPACA + "### Instruction:\n1+1?\n\n### Response:\n",
         "Be brief.\n\n### Instruction:\n1+1?\n\n### Response:\n2</s>\n\n### Instruction:\n2+2?\n\n### Response:\n",
     ),
+    "question_answer": (
+        "Question: 1+1?\nAnswer:",
+        "Be brief.\n\nQuestion: 1+1?\nAnswer: 2\n\nQuestion: 2+2?\nAnswer:",
+    ),
     "chatml": (ASK, CHATML_CHAT),
+    "sums_think": (SUMS + ASK, SUMS + CHATML_CHAT),
     "qwen": (HELPFUL + ASK, CHATML_CHAT),
     "qwen_r1": (
         HELPFUL + ASK.replace("1+1?", f"{R1}\n1+1?"),

@@ -13,6 +13,7 @@ from spmd_rl.data import tokens
 from spmd_rl.data.image_reader import ImageReader, Picture
 from spmd_rl.data.seeds import derived_seed
 from spmd_rl.data.sources import prepared
+from spmd_rl.data.sources.few_shot import with_shots
 from spmd_rl.data.sources.questions import Question, Reading, read_questions, without_overlong
 from spmd_rl.data.sources.row import Row
 from spmd_rl.data.templates import Template, load_template
@@ -163,11 +164,12 @@ def load_dataset(
     split: Literal["train", "eval"],
     limit: int | None,
     images: ImageReader | None = None,
+    shots: Sequence[tokens.Message] = (),
 ) -> Loaded:
     """The prompts of one source: a raw one, or what tools/preprocess_data.py made of it; both have the same token ids.
 
     data: the template and its settings, lengths, and what to do with rows that cannot be used; its columns and sources
-    are not looked at. limit: at most so many prompts, the first; None: all.
+    are not looked at. limit: at most so many prompts, the first; None: all. shots: worked examples before each.
     """
     if dataset.image_column is not None and images is None:
         met = f"{dataset.source} has pictures there, and the model sees none"
@@ -176,12 +178,17 @@ def load_dataset(
         if dataset.image_column is not None:
             met, way = "prepared prompts are without pictures", "name the data that they were made of"
             raise ConfigError(Problem(f"{data.prefix}image_column", dataset.image_column, met, way))
+        if shots:
+            met, way = f"{dataset.source} is prepared: its prompts are token ids", "name the data that it was made of"
+            raise ConfigError(Problem("shots", len(shots) // 2, met, way))
         said = prepared.expectation(data, tokenizer)
         questions, ids, reading = prepared.read(dataset.source, said)
         encoded, named = [Encoded("", found) for found in ids], prepared.template_name(dataset.source)
     else:
         template = template_of(dataset, data)
         questions, reading = read_questions(dataset, data, template, seed, split, limit, images)
+        if shots:
+            questions = [with_shots(question, shots, template) for question in questions]
         contents = [question.content for question in questions]
         encoded, named = encode(tokenizer, template, data, contents), template.name
         if images is not None:

@@ -355,7 +355,7 @@ def _without_empty_answers(
         return questions
     column = columns.dataset.answer_column
     what = f"{len(empty)} of {len(questions)} rows of {reading.source} have an empty {column}"
-    if data.empty_answers == "refuse":
+    if (data.empty_answers or columns.dataset.empty_answers) == "refuse":
         raise ValueError(
             f"data.empty_answers = refuse: {what} (rows {some(map(str, empty))}); fix them, or set it to drop"
         )

@@ -123,6 +123,14 @@ def test_empty_answers_are_refused_or_dropped_with_a_count(load):
     assert "nothing is left" in refusal(load, rows[2:], empty_answers="drop")
 
 
+def test_a_datasets_file_may_say_that_rows_without_an_answer_are_left_out(load, tmp_path):
+    (tmp_path / "rows.jsonl").write_text(json.dumps(ROWS[0]) + "\n" + json.dumps({"prompt": "a", "answer": ""}))
+    file = tmp_path / "mine.yaml"
+    file.write_text(f"source: {tmp_path / 'rows.jsonl'}\nempty_answers: drop\n")
+    assert len(load(ROWS, name="other.jsonl", source=str(file)).prompts) == 1
+    assert "1 of 2 rows of" in refusal(load, ROWS, name="other.jsonl", source=str(file), empty_answers="refuse")
+
+
 def test_an_answer_of_another_type_is_refused_with_what_is_inside(load):
     said = refusal(load, [{"prompt": "a", "answer": {"target": 98, "numbers": [44, 19]}}])
     assert "row 0 of" in said and "name what is inside it: answer.target, answer.numbers" in said
