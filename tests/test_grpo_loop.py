@@ -253,6 +253,23 @@ def test_further_prompts_are_sampled_until_enough_groups_teach_and_a_continuatio
     assert first.ranks.generated + rest.ranks.generated == whole.ranks.generated
 
 
+@pytest.mark.parametrize(("leftover", "second"), [("drop", (8, 9, 10, 11)), ("keep", (6, 8, 9, 10))])
+def test_groups_that_are_left_over_are_dropped_or_their_prompts_begin_the_next_step(drive, leftover, second):
+    # Of the first four prompts two teach, then three of four: the last of them is one too many.
+    teach = {3, 7, 9, 11, 13}
+    reward = lambda step, sample: float(sample in teach)  # noqa: E731
+    refill = {"refill_attempts": 3, "refill_oversample": 1.6, "refill_leftover": leftover}
+    settings = {"algorithm": {"curation": "teaching", **refill}, "checkpoint": {"every_steps": 1}}
+    whole = drive(reward, 2, directory="whole", **settings)
+    asked = [rows for _, rows, _, _ in whole.ranks.generated]
+    assert asked[:2] == [(0, 1, 2, 3), (4, 5, 6, 7)] and asked[2] == second
+    assert [learned["ids"] for learned in whole.ranks.learned] == [[2, 3, 6, 7, 8, 9, 10, 11]] * 2
+    row = whole.rows[0]
+    assert row["rollout/samples"] == 16 and row["groups/kept_fraction"] == pytest.approx(4 / 7)
+    first, rest = (drive(reward, steps, **settings) for steps in (1, 2))
+    assert first.ranks.generated + rest.ranks.generated == whole.ranks.generated
+
+
 def test_refilling_ends_after_so_many_times_and_where_nothing_teaches_the_run_does(drive):
     settings = {"algorithm": {"curation": "teaching", "refill_attempts": 1}}
     driven = drive(lambda step, sample: float(sample == 3), **settings)

@@ -161,21 +161,21 @@ def unknown_algorithms(algorithm: AlgorithmConfig) -> list[Problem]:
 
 
 def try_algorithms(algorithm: AlgorithmConfig) -> None:
-    """Find every function and try those that need no tensors, on two groups of which one teaches.
+    """Find every function and try it: on two groups of which one teaches, or on a few tokens.
 
     Raises ConfigError that says of each that can't be used the setting, what was tried, and why.
     """
     groups, rewards, tokens = [0, 0, 1, 1], [0.0, 1.0, 0.5, 0.5], [1, 2, 3, 4]
     tries: tuple[Callable[[], object], ...] = (
         lambda: (
-            find_value_loss(algorithm)
+            _usable(VALUE_LOSSES, algorithm.value_loss, find_value_loss(algorithm), "value_loss_fault")
             if algorithm.uses_critic
             else find_advantage(algorithm)(groups, rewards, tokens=tokens, baselines=rewards)
         ),
         lambda: find_curation(algorithm)(groups, rewards),
         lambda: find_reduction(algorithm, max(tokens))(tokens),
-        lambda: find_loss(algorithm),
-        lambda: find_correction(algorithm),
+        lambda: _usable(LOSSES, algorithm.loss, find_loss(algorithm), "loss_fault", algorithm.uses_reference),
+        lambda: _usable(CORRECTIONS, algorithm.correction, find_correction(algorithm), "correction_fault"),
     )
     problems: list[Problem] = []
     for attempt in tries:
@@ -184,6 +184,14 @@ def try_algorithms(algorithm: AlgorithmConfig) -> None:
         except ConfigError as error:
             problems += error.problems
     refuse(problems)
+
+
+def _usable(table: FunctionTable[Any], name: str, function: Callable[..., Any], fault: str, *more: bool) -> None:
+    """Raise a ConfigError where a fault of trial.py finds something wrong with a function of tensors."""
+    from spmd_rl.algorithms import trial  # imports torch
+
+    if found := getattr(trial, fault)(function, *more):
+        raise table.unusable(name, trial.TRIED, found)
 
 
 def _checked(table: FunctionTable[Any], name: str, **settings: Any) -> Callable[..., list[Any]]:

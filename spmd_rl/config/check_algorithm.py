@@ -27,6 +27,14 @@ def algorithm_problems(config: Config) -> list[Problem]:
     if algorithm.refill_attempts and bare(algorithm.curation) == "all" and not algorithm.drop_uniform_groups:
         met = "with algorithm.curation = all every group is kept, and there is nothing to refill"
         problem("refill_attempts", algorithm.refill_attempts, met, "set the curation to teaching, or this to 0")
+    if not algorithm.refill_attempts and algorithm.refill_oversample > 1.0:
+        met = "with algorithm.refill_attempts = 0 no further prompts are sampled"
+        problem("refill_oversample", algorithm.refill_oversample, met, "set the attempts, such as to 3, or this to 1")
+    if algorithm.refill_leftover == "keep" and algorithm.refill_oversample == 1.0:
+        met = (
+            "nothing is left over with algorithm.refill_oversample = 1: so many prompts are taken as groups are missing"
+        )
+        problem("refill_leftover", "keep", met, "raise refill_oversample, such as to 1.5, or set this to drop")
     if algorithm.refill_attempts and config.reward.models:
         met = "reward models score after the rollout, too late to sample on"
         problem("refill_attempts", algorithm.refill_attempts, met, "set it to 0, or take rules alone (reward.rules)")

@@ -142,6 +142,12 @@ class AlgorithmConfig:
     refill_attempts: NonNegativeInt = 0
     """Sample further prompts, so many times in a step at most, until train.prompts_per_step groups are kept by the
     curation: DAPO's dynamic sampling (https://arxiv.org/abs/2503.14476). 0: train on fewer."""
+    refill_oversample: Annotated[float, Bounds(ge=1)] = 1.0
+    """Further prompts for each group that is missing: with more than 1 fewer attempts are needed, and groups that teach
+    may be left over."""
+    refill_leftover: Literal["drop", "keep"] = "drop"
+    """What becomes of groups beyond train.prompts_per_step. keep: their prompts are the first ones of the next step,
+    answered anew by the policy of then."""
 
     @property
     def uses_critic(self) -> bool:

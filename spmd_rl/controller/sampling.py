@@ -1,5 +1,6 @@
 """Sampling in a step: which prompts, and as often as it takes."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -15,8 +16,17 @@ from spmd_rl.data.tickets import SampleReward, Ticket
 class Rollout:
     """Sample prompts while vLLM holds the device; ids go on from one call to the next within a step."""
 
-    def __init__(self, config: Config, ranks: Ranks, step: int, take_prompts: Callable[[int], list[int]]):
-        self.config, self.ranks, self.step, self.take_prompts = config, ranks, step, take_prompts
+    def __init__(
+        self,
+        config: Config,
+        ranks: Ranks,
+        step: int,
+        take_prompts: Callable[[int], list[int]],
+        keep_prompts: Callable[[list[int]], None],
+    ):
+        """`keep_prompts`: is given rows that the next step shall begin with."""
+        self.config, self.ranks, self.step = config, ranks, step
+        self.take_prompts, self.keep_prompts = take_prompts, keep_prompts
         self.sampling = SamplingParams.of(config.rollout)
         self.metrics: list[dict[str, float]] = []
         """Of each call."""
@@ -29,25 +39,34 @@ class Rollout:
     def fill(self, curate: Curation) -> list[Ticket]:
         """Return samples of the next prompts, and of further ones until train.prompts_per_step groups are kept.
 
-        Each time as many prompts are taken as groups are missing, so that none is left over. After
-        algorithm.refill_attempts times there may be fewer; RuntimeError where there is none at all.
+        Each time algorithm.refill_oversample prompts are taken for each group that is missing; what is kept beyond
+        the wanted groups, the last ones, is left over. After algorithm.refill_attempts times there may be fewer;
+        RuntimeError where there is none at all.
         """
-        attempts, wanted = self.config.algorithm.refill_attempts, self.config.train.prompts_per_step
+        algorithm, wanted = self.config.algorithm, self.config.train.prompts_per_step
+        attempts = algorithm.refill_attempts
         tickets = self.generate()
         for attempt in range(attempts + 1 if attempts else 0):
             scored, grading = self.ranks.rewards()
             self.scored |= scored
             batch = Batch(tickets, self.scored)
             batch.keep(curate(batch.groups, batch.rewards))
-            kept = len({ticket.group for ticket in batch.to_train()})
+            kept = list(dict.fromkeys(ticket.group for ticket in batch.to_train()))
             self.metrics += [grading, {"rollout/refills": attempt, "rollout/samples": len(tickets)}]
-            if kept == wanted:
-                break
+            if len(kept) >= wanted:
+                return self._without(kept[wanted:], tickets)
             if attempt < attempts:
-                tickets += self.generate(wanted - kept)
+                tickets += self.generate(math.ceil((wanted - len(kept)) * algorithm.refill_oversample))
             elif not kept:
                 raise RuntimeError(self._nothing_teaches(batch))
         return tickets
+
+    def _without(self, left_over: Sequence[int], tickets: list[Ticket]) -> list[Ticket]:
+        """Return the samples of other groups than these, whose prompts the next step begins with, where asked to."""
+        rows = [self._rows.pop(group) for group in left_over]
+        if self.config.algorithm.refill_leftover == "keep":
+            self.keep_prompts(rows)
+        return [ticket for ticket in tickets if ticket.group not in left_over]
 
     def _nothing_teaches(self, batch: Batch) -> str:
         fractions, prompts = group_fractions(batch.groups, batch.kept, batch.correct), len(self._rows)

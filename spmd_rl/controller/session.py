@@ -66,6 +66,8 @@ class Session:
         self.checkpoints = CheckpointManager(config, ranks, log, context.resumed, context.sources)
         restored = self.checkpoints.restored_state()
         self.prompts_taken: int = restored.get("prompts_taken", 0)
+        self.kept_prompts: list[int] = list(restored.get("kept_prompts", []))
+        """Rows that were left over: the next step begins with them."""
         self.reward_models.load_state_dict(restored.get("reward_models", {}))
         algorithm = config.algorithm
         target = algorithm.kl_target if algorithm.kl_control == "adaptive" else None
@@ -100,14 +102,16 @@ class Session:
 
     def take_prompts(self, count: int) -> list[int]:
         """Return the rows of the next prompts to train on."""
-        rows = self.context.order.take(self.prompts_taken, count)
-        self.prompts_taken += count
-        return rows
+        kept, self.kept_prompts[:count] = self.kept_prompts[:count], []
+        rows = self.context.order.take(self.prompts_taken, count - len(kept))
+        self.prompts_taken += len(rows)
+        return kept + rows
 
     def _state(self) -> dict[str, Any]:
         """Return what a continuation needs of rank 0, as JSON."""
         return {
             "prompts_taken": self.prompts_taken,
+            "kept_prompts": list(self.kept_prompts),
             "reward_models": self.reward_models.state_dict(),
             "kl_control": self.kl_control.state_dict(),
             "rate_factors": dict(self.rate_factors),
@@ -164,7 +168,9 @@ class Step:
         self.session.checkpoints.advance()
         compare = due(self.number, self.config.rollout.canary_steps)
         with self.ranks.rollout_mode(self.timed, compare) as moved, self.timed(Phase.ROLLOUT):
-            rollout = Rollout(self.config, self.ranks, self.number, self.session.take_prompts)
+            rollout = Rollout(
+                self.config, self.ranks, self.number, self.session.take_prompts, self.session.kept_prompts.extend
+            )
             yield rollout
         self._scored = rollout.scored
         self._metrics += [moved, *rollout.metrics]

@@ -133,6 +133,42 @@ def test_a_value_loss_that_cannot_be_used_is_refused_with_its_setting(name):
         try_algorithms(AlgorithmConfig(advantage="gae", value_loss=name))
 
 
+FINE = {
+    "loss": "def f(a, b, c, d, e): return a * c, dict.fromkeys(['pg_loss', 'kl_loss', 'clipped', 'ppo_kl'], b)",
+    "value_loss": "def f(a, b, c): return (a - c) ** 2, a > b",
+    "correction": "def f(a, b, lengths): return (a - b).exp(), a > b",
+}
+
+
+@pytest.mark.parametrize("knob", FINE)
+def test_a_function_of_tensors_is_tried_before_a_run(own, knob):
+    try_algorithms(AlgorithmConfig(advantage="gae", **{knob: own(FINE[knob])}))
+
+
+@pytest.mark.parametrize(
+    ("knob", "was", "is_now", "reason"),
+    [
+        ("loss", "return a * c,", "return (a * c)[1:],", r"the loss: it returned a tensor \[4\]; one number for each"),
+        ("loss", "return a * c,", "return (a * c).mean(),", r"the loss: it returned a tensor \[\]"),
+        ("loss", "return a * c,", "return a.log(),", "the loss: 5 of its numbers are not finite"),
+        ("loss", "return a * c,", "return b * c,", "the loss has no gradient"),
+        ("loss", "return a * c,", "return (a - a).sqrt(),", "the gradient: 5 of its numbers are not finite"),
+        ("loss", "return a * c,", "return a * c * d,", "TypeError: "),  # there is no reference
+        ("loss", "'ppo_kl'", "'kl'", "the parts of its loss lack ppo_kl"),
+        ("loss", "return a * c,", "return a * c, b,", "it returned tuple; two values are needed"),
+        ("value_loss", ", a > b", ", [True] * 5", "where it was clipped: it returned list; a tensor is needed"),
+        ("value_loss", "(a - c) ** 2", "(a.detach() - c) ** 2", "the loss has no gradient"),
+        ("correction", "(a - b).exp()", "(a - a).log()", "the weights: 5 of its numbers are not finite"),
+        ("correction", "(a - b).exp()", "a[0]", r"the weights: it returned a tensor \[\]"),
+        ("correction", "lengths", "lengths, more", "TypeError: f.. missing 1 required positional argument"),
+    ],
+)
+def test_a_function_of_tensors_that_cannot_be_used_is_refused_before_a_run(own, knob, was, is_now, reason):
+    assert was in FINE[knob]
+    with pytest.raises(ValueError, match=f"algorithm.{knob}: .* gave it 5 tokens of 2 samples: {reason}"):
+        try_algorithms(AlgorithmConfig(advantage="gae", **{knob: own(FINE[knob].replace(was, is_now))}))
+
+
 def test_a_loss_of_the_users_is_given_the_settings_that_it_names(own):
     loss = find_loss(
         AlgorithmConfig(loss=own("def f(a, b, c, d, e, *, clip_low): return clip_low, {}\n"), clip_low=0.1)

@@ -114,6 +114,8 @@ def test_the_defaults_have_no_problem(problems):
             "take 2 or more samples, or train on all",
         ),
         ("--algorithm.kl_in_reward True", "algorithm.kl_in_reward = True", "no reference to diverge from"),
+        ("--algorithm.refill_oversample 2", "algorithm.refill_oversample = 2.0", "no further prompts are sampled"),
+        ("--algorithm.refill_leftover keep", "algorithm.refill_leftover = keep", "nothing is left over with"),
         ("--algorithm.refill_attempts 2", "algorithm.refill_attempts = 2", "every group is kept, and there is nothing"),
         (
             "--algorithm.loss dual_clip --algorithm.clip_dual 1.2",
