@@ -9,7 +9,7 @@ export PATH="$PWD/.venv/bin:$PATH"
 config=configs/demo_smollm2_cpu.yaml
 model=models/smollm2-135m-instruct
 [[ -d "$model" ]] || python tools/make_demo_model.py --output "$model"
-torchrun --standalone --nproc_per_node 2 -m spmd_rl.grpo --config "$config" "$@"
+python -m spmd_rl.runtime.torchrun --standalone --nproc_per_node 2 -m spmd_rl.grpo --config "$config" "$@"
 
 run_dir=$(python -c 'import sys; from spmd_rl.config.loading import load_config; run = load_config(sys.argv[1:]).run; print(run.dir or f"runs/{run.name}")' --config "$config" "$@")
 python tools/plot_run.py "$run_dir" --text

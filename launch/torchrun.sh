@@ -106,7 +106,7 @@ fi
 
 # torchrun's own meeting place (c10d) is what lets all nodes start again together after one of them lost a rank.
 is_host=$([[ "$NODE_RANK" == 0 ]] && echo true || echo false)
-"$PYTHON" -m torch.distributed.run --nnodes "$NNODES" --nproc-per-node "$NPROC_PER_NODE" \
+"$PYTHON" -m spmd_rl.runtime.torchrun --nnodes "$NNODES" --nproc-per-node "$NPROC_PER_NODE" \
     --max-restarts "$MAX_RESTARTS" --rdzv-backend c10d --rdzv-id "${RUN_ID:-spmd_rl}" \
     --rdzv-endpoint "$MASTER_ADDR:$MASTER_PORT" --rdzv-conf "is_host=$is_host" --local-addr "$address" "$@" &
 agent=$!

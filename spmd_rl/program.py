@@ -15,6 +15,7 @@ from spmd_rl.algorithms.table import try_algorithms
 from spmd_rl.config.check import notes
 from spmd_rl.config.config import Config
 from spmd_rl.config.loading import dump, settings
+from spmd_rl.config.redact import hidden
 from spmd_rl.config.resume_policy import changes
 from spmd_rl.controller.checkpoint_manager import Preempted
 from spmd_rl.controller.ranks import Ranks
@@ -27,6 +28,7 @@ from spmd_rl.health.preemption import preemption_event
 from spmd_rl.models.model_shape import ModelShape
 from spmd_rl.platforms import current
 from spmd_rl.platforms.platform import Platform
+from spmd_rl.runlog.console import described
 from spmd_rl.runlog.run_dir import way_on
 from spmd_rl.runlog.run_lock import RunLock
 from spmd_rl.runlog.run_log import RunLog
@@ -74,6 +76,8 @@ class Program(Protocol):
     directory: Path | None
     """The directory that it writes to."""
     trains: bool
+    begun: bool
+    """Whether this rank serves: the program's directory is its own."""
 
     def read(self) -> Inputs:
         """Read what every rank reads. Raises ValueError for what a user can change, as `build` does."""
@@ -93,12 +97,19 @@ def main(loop: Loop, arguments: list[str] | None = None, critic: bool | None = N
     preemption_event()
     trainings: list[Training] = []
 
-    def live(settings: tuple[Config, ModelShape], started: Started) -> None:
+    def live(settings: tuple[Config, ModelShape], started: Started) -> str:
         trainings.append(Training(*settings, loop))
         run_rank(trainings[0], started)
+        return trainings[0].missing
 
-    prepare = partial(configure, critic=critic)
-    return run(prepare, live, arguments, last_words=lambda: trainings[0].last_words() if trainings else "")
+    def last_words() -> str:
+        return trainings[0].last_words() if trainings else ""
+
+    def failed(error: BaseException) -> None:
+        for training in trainings:
+            training.failed(error)
+
+    return run(partial(configure, critic=critic), live, arguments, last_words=last_words, failed=failed)
 
 
 def run_rank(program: Program, started: Started) -> None:
@@ -126,6 +137,7 @@ def run_rank(program: Program, started: Started) -> None:
     started()
     channel = ControlChannel(world, config.run.control_timeout_seconds, protocol=ANSWERS)
     if world.rank:
+        program.begun = True
         worker.serve(channel)
     else:
         program.control(channel)
@@ -159,6 +171,9 @@ class Training:
     """Train with a loop."""
 
     trains = True
+    begun = False
+    missing = ""
+    """Says what the run was asked and did not do."""
 
     def __init__(self, config: Config, shape: ModelShape, loop: Loop):
         self.config, self.shape, self.loop, self.platform = config, shape, loop, config.run.platform
@@ -231,9 +246,17 @@ class Training:
         way = ""
         with suppress(OSError):
             way = f"; {way_on(self.directory, self.config.checkpoint.resume)}"
-            with (self.directory / "run.log").open("a", encoding="utf-8") as log:
-                log.write(f"ended by a signal{way}\n")
+            self._note(f"ended by a signal{way}")
         return way
+
+    def failed(self, error: BaseException) -> None:
+        """Leave the error of a rank other than 0, whose own are noted by its log, in run.log."""
+        if self.begun:
+            self._note(f"rank {self.rank.world.rank} failed: {described(error)}")
+
+    def _note(self, text: str) -> None:
+        with (self.directory / "run.log").open("a", encoding="utf-8") as log:
+            log.write(hidden(text) + "\n")
 
     def control(self, channel: "ControlChannel") -> None:
         """Run the loop, to its end or until a rank is asked to end."""
@@ -258,6 +281,9 @@ class Training:
             except BaseException:
                 session.checkpoints.complete_while_failing()
                 raise
+        if log.failed_saves:
+            steps = ", ".join(map(str, log.failed_saves))
+            self.missing = f"the run is at its end, and what it should have saved after steps {steps} is not saved"
         if self.lock is not None:
             self.lock.release()
         ranks.stop()

@@ -51,6 +51,7 @@ class Serving:
     """The prompts to grade answers to; none: nothing is graded."""
     run: "Callable[[Serving], None]"
     trains = False
+    begun = False
 
     def __post_init__(self) -> None:
         spec = self.spec

@@ -123,11 +123,16 @@ def step_line(row: Mapping[str, float], steps: int, world_size: int) -> str:
 
 
 def cut_short(error: BaseException, steps: int) -> str:
-    """Say what ended a run, and where: the last frames of its own code, innermost last."""
+    """Say what ended a run."""
+    return f"cut short after {steps} step{'s' * (steps != 1)} by {described(error)}"
+
+
+def described(error: BaseException) -> str:
+    """Return an error's kind and text, and the last frames of our own code on lines below, innermost last."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "spmd_rl" in frame.filename]
     places = [f"  {Path(frame.filename).name}:{frame.lineno} in {frame.name}" for frame in frames[-FRAMES:]]
     said = f": {error}" if str(error) else ""
-    return "\n".join([f"cut short by {type(error).__name__} after {steps} steps{said}", *places])
+    return "\n".join([f"{type(error).__name__}{said}", *places])
 
 
 def untrained_line(step: int) -> str:

@@ -87,7 +87,8 @@ class RunLog:
         self._skipped: dict[str, int] = defaultdict(int)
         """Updates of each model, the last ones in a row, that were not made."""
         self._failed_steps = 0
-        self._failed_saves: list[int] = []
+        self.failed_saves: list[int] = []
+        """The steps after which a checkpoint could not be saved."""
         self._closed = False
         self._console: Console = console(config.train.steps)
         self.note(
@@ -139,7 +140,7 @@ class RunLog:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if kind is None:
-            self.note(summary(self._rows, self._evaluations, self._places(), self._failed_saves))
+            self.note(summary(self._rows, self._evaluations, self._places(), self.failed_saves))
         else:
             self.note(cut_short(error or kind(), len(self._rows)))
             way = way_on(self.run_dir, self.config.checkpoint.resume)
@@ -155,7 +156,7 @@ class RunLog:
 
     def save_failed(self, step: int, text: str) -> None:
         """Say why a checkpoint could not be saved; the summary counts it."""
-        self._failed_saves.append(step)
+        self.failed_saves.append(step)
         self.note(text)
 
     @contextmanager

@@ -19,6 +19,8 @@ from spmd_rl.config.redact import hide_in
 from spmd_rl.distributed.environment import local_rank_from_environment, rank_from_environment
 
 USER_ERROR = 2
+INCOMPLETE = 3
+"""Exit status of a run that came to its end and did not do all that it was asked, such as saving a checkpoint."""
 OTHERS_WAIT_SECONDS = 10.0
 """Local ranks but the first leave their node's first one so long to say what is wrong."""
 Settings = TypeVar("Settings")
@@ -28,27 +30,30 @@ Started = Callable[[], None]
 
 def launch(
     configure: Callable[[list[str]], Settings],
-    live: Callable[[Settings, Started], None],
+    live: Callable[[Settings, Started], str | None],
     arguments: list[str] | None = None,
     before_exit: Callable[[signal.Signals], bool] = lambda received: True,
     last_words: Callable[[], str] = str,
+    failed: Callable[[BaseException], None] = lambda error: None,
 ) -> NoReturn:
     """Run an entry point as `run` does, and end this process with its status."""
-    leave(run(configure, live, arguments, before_exit, last_words))
+    leave(run(configure, live, arguments, before_exit, last_words, failed))
 
 
 def run(
     configure: Callable[[list[str]], Settings],
-    live: Callable[[Settings, Started], None],
+    live: Callable[[Settings, Started], str | None],
     arguments: list[str] | None = None,
     before_exit: Callable[[signal.Signals], bool] = lambda received: True,
     last_words: Callable[[], str] = str,
+    failed: Callable[[BaseException], None] = lambda error: None,
 ) -> int:
     """Run an entry point: settings, or what is wrong with them; then a rank's life, which signals end.
 
-    `before_exit` is called with a signal, on a thread of its own, and keeps the program alive with False. On rank 0
-    `last_words` are said of a signal that ends it. Returns the exit status: 0; USER_ERROR where the user can fix what
-    is wrong; 1 for any other error, which is said.
+    `live` returns what the program was asked and did not do. `before_exit` is called with a signal, on a thread of its
+    own, and keeps the program alive with False. On rank 0 `last_words` are said of a signal that ends it. `failed` is
+    told of an error that ends this rank. Returns the exit status: 0; USER_ERROR where the user can fix what is wrong;
+    INCOMPLETE where something was not done; 1 for any other error, which is said.
     """
     silence_libraries()
     start = ExitStack()
@@ -63,20 +68,25 @@ def run(
     from torch.distributed.elastic.multiprocessing.errors import record
 
     from spmd_rl.distributed.addresses import naming_peers
-    from spmd_rl.health.error_file import ErrorFileHandler
+    from spmd_rl.health.error_file import ERROR_FILE, ErrorFileHandler, write_error
     from spmd_rl.health.watchdog import reporting_timeouts
 
-    def life(settings: Settings) -> None:
-        live(settings, start.close)
+    def life(settings: Settings) -> str | None:
+        return live(settings, start.close)
 
     try:
-        record(hiding_secrets(naming_peers(reporting_timeouts(life))), ErrorFileHandler())(settings)
+        missing = record(hiding_secrets(naming_peers(reporting_timeouts(life))), ErrorFileHandler())(settings)
     except SystemExit as ended:
         return _status(ended)
-    except BaseException:
+    except BaseException as error:
+        with suppress(Exception):
+            failed(error)
         sys.excepthook(*sys.exc_info())
         return 1
-    return 0
+    if missing:
+        print(f"\n{missing} (exit status {INCOMPLETE})", file=sys.stderr, flush=True)
+        write_error(missing, missing, os.environ.get(ERROR_FILE, ""))
+    return INCOMPLETE if missing else 0
 
 
 def _status(ended: SystemExit) -> int:
@@ -151,13 +161,13 @@ def _exit_on_signals(before_exit: Callable[[signal.Signals], bool], last_words: 
     threading.Thread(target=wait, daemon=True, name="signals").start()
 
 
-def hiding_secrets(act: Callable[[Settings], None]) -> Callable[[Settings], None]:
+def hiding_secrets(act: Callable[[Settings], str | None]) -> Callable[[Settings], str | None]:
     """Let an error that ends the program, and torchrun's report on it, say no secrets."""
 
     @wraps(act)
-    def acting(settings: Settings) -> None:
+    def acting(settings: Settings) -> str | None:
         try:
-            act(settings)
+            return act(settings)
         except Exception as error:
             hide_in(error)
             raise

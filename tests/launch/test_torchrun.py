@@ -24,7 +24,7 @@ case "$*" in
     echo "eth7 10.0.0.9"
     exit "${FAKE_REFUSES:-0}"
     ;;
-*torch.distributed.run*)
+*spmd_rl.runtime.torchrun*)
     echo "agent $*" >>"$FAKE_LOG"
     env | grep -E '^(GLOO|HCCL|NCCL|OMP|LD_PRELOAD)' | sed 's/^/env /' >>"$FAKE_LOG"
     [[ -z "${FAKE_RANK:-}" ]] || { "$REAL_PYTHON" -c "$FAKE_RANK" & wait; }

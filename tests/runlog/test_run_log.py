@@ -60,7 +60,7 @@ def test_a_step_that_is_cut_short_leaves_no_row_and_the_log_says_so(tmp_path, ca
         with log.step(1) as timed, timed("rollout"):
             raise RuntimeError("out of luck")
     assert rows_of(tmp_path / "run") == []
-    assert "cut short by RuntimeError after 0 steps: out of luck\n" in capsys.readouterr().out
+    assert "cut short after 0 steps by RuntimeError: out of luck\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,9 @@ def test_what_ended_a_run_and_where_and_how_to_go_on_are_the_last_words_of_its_l
             with log.step(step):
                 log.learning({}, "the norm is nan")
     told = (run_dir / "run.log").read_text().splitlines()
-    begins = next(number for number, line in enumerate(told) if line.startswith("cut short by RuntimeError after 1 st"))
+    begins = next(
+        number for number, line in enumerate(told) if line.startswith("cut short after 1 step by RuntimeError")
+    )
     assert ": train.max_skipped = 2: so many updates in a row were skipped" in told[begins]
     assert told[begins + 1 : -1][-1].startswith("  run_log.py:") and told[begins + 1 : -1][-1].endswith(" in learning")
     assert told[-1] == f"what was measured is in {run_dir}; {way}"

@@ -1,0 +1,110 @@
+"""Start ranks as torchrun does: `python -m spmd_rl.runtime.torchrun --standalone --nproc_per_node 2 -m spmd_rl.grpo`.
+
+Takes torchrun's own arguments. The settings are checked before any rank starts, the exit status is that of the rank
+that failed first, and in place of torchrun's report its error is said in a few lines.
+"""
+
+import logging
+import os
+import re
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from spmd_rl.config.redact import hidden
+from spmd_rl.runtime.process import INCOMPLETE, USER_ERROR, silence_libraries, user_errors_exit
+from spmd_rl.runtime.startup import configure
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+CHECKED = {"spmd_rl.grpo": partial(configure, critic=False), "spmd_rl.ppo": partial(configure, critic=True)}
+"""Programs whose settings are checked here, where the number of ranks is known."""
+_SAYS_IT_ITSELF = (USER_ERROR, INCOMPLETE)
+"""Exit statuses of ranks whose first local one has told the reason in its last lines."""
+_ENDS = ("multiprocessing.api", "multiprocessing.errors.error_handler", "multiprocessing.errors", "agent.server.api")
+"""Loggers of torchrun that tell of each process that ends."""
+_LIBRARY = re.compile(r"site-packages|/lib/python3|spmd_rl/runtime/process\.py")
+FRAMES = 4
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run torchrun; exit with the status of the first rank that failed."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    silence_libraries()
+    with user_errors_exit():
+        check(words)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # torchrun would set it, and say so in five lines
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import main as torchrun
+
+    for name in () if os.environ.get("SPMD_RL_VERBOSE") else _ENDS:
+        logging.getLogger(f"torch.distributed.elastic.{name}").setLevel(logging.CRITICAL)
+    try:
+        torchrun(words)
+    except ChildFailedError as failed:
+        status, said = last_words(failed)
+        if said:
+            print(f"\n{said}", file=sys.stderr, flush=True)
+        sys.exit(status)
+    except SignalException as ended:  # rank 0 has said it
+        sys.exit(128 + ended.sigval)
+
+
+def check(words: Sequence[str]) -> None:
+    """Check the settings of a program of ours. Raises ValueError with all problems; says in a line that it starts."""
+    at = next((at for at, word in enumerate(words[:-1]) if word in ("-m", "--module")), None)
+    if at is None or words[at + 1] not in CHECKED:
+        return
+    ranks = _number(words[:at], "nproc_per_node") * _number(words[:at], "nnodes")
+    if ranks < 1:  # gpu, auto, 1:4: torchrun alone knows how many that is
+        return
+    before = os.environ.get("WORLD_SIZE")
+    os.environ["WORLD_SIZE"] = str(ranks)
+    try:
+        CHECKED[words[at + 1]](list(words[at + 2 :]))
+    finally:
+        os.environ.pop("WORLD_SIZE")
+        os.environ |= {} if before is None else {"WORLD_SIZE": before}
+    print(f"{words[at + 1]}: the settings are right; starting {ranks} rank{'s' * (ranks > 1)}", flush=True)
+
+
+def _number(options: Sequence[str], name: str) -> int:
+    """Return the number that one of torchrun's options has; 1: it is not set, 0: it is no number."""
+    for at, option in enumerate(options):
+        given, equals, value = option.lstrip("-").replace("-", "_").partition("=")
+        if given == name:
+            value = option.partition("=")[2] if equals else next(iter(options[at + 1 : at + 2]), "")
+            return int(value) if value.isdigit() else 0
+    return 1
+
+
+def last_words(failed: "ChildFailedError") -> tuple[int, str]:
+    """Return the exit status of the first rank that failed, and its error and where it was."""
+    rank, failure = failed.get_first_failure()
+    code = failure.exitcode
+    if code in _SAYS_IT_ITSELF:
+        return code, ""
+    ended = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"failed (exit status {code})"
+    hint = "; was the machine out of memory?" if code == -signal.SIGKILL else ""
+    message, frames = _error(failure.message)
+    said = f"rank {rank} {ended}{hint}" + (f": {message}" if message else "")
+    return 128 - code if code < 0 else code, hidden("\n".join([said, *frames]))
+
+
+def _error(message: Any) -> tuple[str, list[str]]:
+    """Return the text of an error that a rank wrote down, and its last frames outside of libraries, innermost last."""
+    if not isinstance(message, Mapping) or "extraInfo" not in message:
+        return "", []
+    stack = re.findall(r'^ *File "(.+)", line (\d+), in (.+)$', message["extraInfo"]["py_callstack"], re.MULTILINE)
+    own = [part for part in stack if not _LIBRARY.search(part[0]) and part[2] != "acting"]  # what launch wraps around
+    frames = [f"  {Path(file).name}:{line} in {name}" for file, line, name in own]
+    return str(message.get("message", "")), frames[-FRAMES:]
+
+
+if __name__ == "__main__":
+    main()

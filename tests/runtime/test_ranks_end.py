@@ -1,0 +1,113 @@
+"""How ranks end, as the one who started them sees it: spmd_rl.runtime.torchrun over ranks that only start and end."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from spmd_rl.errors import ConfigError
+from spmd_rl.runtime.process import INCOMPLETE, USER_ERROR
+from spmd_rl.runtime.torchrun import check
+
+ROOT = Path(__file__).resolve().parents[2]
+RANK = """
+import os, sys, time
+from spmd_rl.runtime.process import launch
+
+def configure(arguments):
+    if how == "refuses":
+        raise ValueError("train.steps = 0: out of range")
+
+def live(settings, started):
+    if how == "fails" and os.environ["RANK"] == "1":
+        raise RuntimeError("the weights are gone")
+    if how == "lacks" and os.environ["RANK"] == "0":
+        return "step 4 is not saved"
+    if how != "lacks":
+        print("lives", flush=True)
+        time.sleep(600)
+
+how = sys.argv[1]
+launch(configure, live, last_words=lambda: "; the same command goes on after step 3")
+"""
+
+
+@pytest.fixture(scope="module")
+def rank(tmp_path_factory):
+    script = tmp_path_factory.mktemp("spmd_rl_ranks") / "rank.py"
+    script.write_text(RANK)
+    return script
+
+
+def start(*words, ranks=2) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "spmd_rl.runtime.torchrun", "--standalone", "--nproc_per_node", str(ranks)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return subprocess.Popen([*command, *map(str, words)], text=True, env=environment, cwd=ROOT, **streams)
+
+
+def end(*words, **more) -> tuple[int, str]:
+    process = start(*words, **more)
+    output, _ = process.communicate(timeout=120)
+    return process.returncode, output
+
+
+@pytest.mark.spmd
+def test_a_refusal_is_one_screen_and_torchrun_adds_nothing(rank):
+    status, said = end(rank, "refuses")
+    assert status == USER_ERROR
+    assert said.strip() == "spmd_rl cannot start:\ntrain.steps = 0: out of range"
+
+
+@pytest.mark.spmd
+def test_the_error_of_a_rank_is_the_last_thing_that_is_said(rank):
+    status, said = end(rank, "fails")
+    assert status == 1 and "SignalException" not in said and "ChildFailedError" not in said
+    *_, error, frame = said.strip().splitlines()
+    assert error == "rank 1 failed (exit status 1): RuntimeError: the weights are gone"
+    assert frame == f"  rank.py:{RANK[: RANK.index('raise RuntimeError')].count(chr(10)) + 1} in live"
+
+
+@pytest.mark.spmd
+def test_what_a_run_did_not_do_is_said_and_is_its_exit_status(rank):
+    status, said = end(rank, "lacks")
+    assert (status, said.strip()) == (INCOMPLETE, f"step 4 is not saved (exit status {INCOMPLETE})")
+
+
+@pytest.mark.spmd
+def test_an_interrupt_is_one_line_that_says_how_to_go_on(rank):
+    process = start(rank, "lives")
+    assert process.stdout is not None and process.stdout.readline() == "lives\n"
+    time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGINT
+    assert output.replace("lives", "").strip() == "ended by SIGINT; the same command goes on after step 3"
+
+
+@pytest.mark.parametrize("how", [("--nproc_per_node", "3"), ("--standalone", "--nproc-per-node=3"), ("--nnodes=3",)])
+def test_settings_are_checked_for_the_ranks_that_there_will_be_before_any_starts(tiny_models, how, capsys):
+    words = [
+        "--model.path",
+        tiny_models["llama"],
+        "--data.max_prompt_length",
+        "120",
+        "--rollout.max_response_length",
+        "8",
+    ]
+    with pytest.raises(ConfigError, match=r"parallel.tensor x parallel.pipeline = 2 x 1: does not divide the 3 ranks"):
+        check([*how, "-m", "spmd_rl.grpo", *words, "--parallel.tensor", "2"])
+    assert "WORLD_SIZE" not in os.environ
+    check([*how, "-m", "spmd_rl.grpo", *words])
+    assert capsys.readouterr().out == "spmd_rl.grpo: the settings are right; starting 3 ranks\n"
+
+
+@pytest.mark.parametrize(
+    "words", [("script.py", "--parallel.tensor", "2"), ("--nproc_per_node=gpu", "-m", "spmd_rl.grpo")]
+)
+def test_what_only_the_ranks_can_check_is_left_to_them(words):
+    check(words)
