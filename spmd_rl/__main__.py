@@ -1,7 +1,7 @@
 """Run every program by one command: `spmd-rl grpo --nproc_per_node 2 --config FILE`, `spmd-rl chat --model DIR`, ...
 
-A program that ranks run together is started by torchrun where torchrun's options are among the words; without them, and
-inside torchrun, it is this process.
+A program that ranks run together is started as torchrun does (runtime/torchrun.py) where torchrun's options are among
+the words; without them, and inside torchrun, it is this process.
 """
 
 import runpy
@@ -9,6 +9,7 @@ import sys
 
 from spmd_rl.config.shipped import folder, shipped_names
 from spmd_rl.errors import did_you_mean
+from spmd_rl.runtime.torchrun import main as torchrun
 
 RANKS = {
     "grpo": "train with GRPO and its kin",
@@ -45,9 +46,7 @@ def main() -> None:
     elif name in RANKS | ALONE:
         ours, theirs = split_torchrun(words)
         if name in RANKS and theirs:
-            sys.argv = ["torchrun", *theirs, "-m", f"spmd_rl.{name}", *ours]
-            runpy.run_module("torch.distributed.run", run_name="__main__", alter_sys=True)
-            return
+            return torchrun([*theirs, "-m", f"spmd_rl.{name}", *ours])
         sys.argv = [f"spmd-rl {name}", *words]
         runpy.run_module(f"spmd_rl.{name}", run_name="__main__", alter_sys=True)
     else:

@@ -32,7 +32,7 @@ from spmd_rl.runlog.console import described
 from spmd_rl.runlog.run_dir import way_on
 from spmd_rl.runlog.run_lock import RunLock
 from spmd_rl.runlog.run_log import RunLog
-from spmd_rl.runtime.process import Started, run, user_errors_exit
+from spmd_rl.runtime.process import Started, run, user_errors_exit, wait_for_signal
 from spmd_rl.runtime.sources import changed_sources, sources
 from spmd_rl.runtime.startup import (
     Inputs,
@@ -279,6 +279,7 @@ class Training:
             except Preempted as asked:
                 log.note(str(asked))
             except BaseException:
+                wait_for_signal()
                 session.checkpoints.complete_while_failing()
                 raise
         if log.failed_saves:

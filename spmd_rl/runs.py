@@ -133,7 +133,7 @@ def grade(
 
 def _torchrun(module: str, arguments: list[str], ranks: int, quiet: bool) -> tuple[int, str]:
     """Run a module on ranks of this machine; return its status and the last lines that it said."""
-    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)]
+    start = [sys.executable, "-m", "spmd_rl.runtime.torchrun", "--standalone", "--nproc_per_node", str(ranks)]
     last: list[str] = []
     process = subprocess.Popen(
         [*start, "-m", module, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

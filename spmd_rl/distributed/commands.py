@@ -229,7 +229,10 @@ class ControlChannel:
         # A rank that is late itself gives those below it a moment: they may have waited for it.
         deadline = max(self.started + below.until, time.monotonic() + min(0.5, self.timeout_seconds / 40))
         with doing(f"{WAITS}all ranks to be at {below.verb}"):
-            missing = [rank for rank, receipt in below.receipts.items() if not receipt.by(deadline)]
+            missing = []
+            for rank, receipt in below.receipts.items():
+                with self._naming([rank], f"at verb '{below.verb}'"):
+                    missing += [] if receipt.by(deadline) else [rank]
         if missing:
             self._give_up(
                 missing,

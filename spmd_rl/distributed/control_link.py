@@ -24,7 +24,7 @@ class Receipt(Protocol):
     """A rank's receipt of a message, as it is waited for."""
 
     def by(self, deadline: float) -> bool:
-        """Wait for it until time.monotonic() is `deadline`; return whether it came."""
+        """Wait for it until time.monotonic() is `deadline`; return True where it came."""
 
 
 class Link(Protocol):
@@ -107,5 +107,7 @@ class _Receipt:
         try:
             self._work.wait(timedelta(seconds=max(deadline - time.monotonic(), 0.001)))
         except RuntimeError:  # gloo closes all connections of the group when a wait takes too long
+            if time.monotonic() < deadline:
+                raise
             return False
         return True

@@ -23,6 +23,11 @@ INCOMPLETE = 3
 """Exit status of a run that came to its end and did not do all that it was asked, such as saving a checkpoint."""
 OTHERS_WAIT_SECONDS = 10.0
 """Local ranks but the first leave their node's first one so long to say what is wrong."""
+_ENDING = (signal.SIGINT, signal.SIGTERM)
+_ended = threading.Event()
+"""A signal has come that ends this process."""
+_SIGNAL_SECONDS = 0.3
+"""A signal that all ranks are sent reaches them within so long."""
 Settings = TypeVar("Settings")
 Started = Callable[[], None]
 """To be called once, when all is there that lives as long as the program."""
@@ -56,14 +61,24 @@ def run(
     INCOMPLETE where something was not done; 1 for any other error, which is said.
     """
     silence_libraries()
-    start = ExitStack()
-    start.enter_context(collecting_no_garbage())
-    try:
-        with user_errors_exit():
-            settings = configure(sys.argv[1:] if arguments is None else arguments)
-    except SystemExit as ended:  # also --help
-        return _status(ended)
-    _exit_on_signals(before_exit, last_words)
+    with _exiting_on_signals(before_exit, last_words):
+        words = sys.argv[1:] if arguments is None else arguments
+        try:
+            with ExitStack() as start:
+                start.enter_context(collecting_no_garbage())
+                return _run(configure, lambda settings: live(settings, start.close), words, failed)
+        except SystemExit as ended:  # also --help
+            return _status(ended)
+
+
+def _run(
+    configure: Callable[[list[str]], Settings],
+    live: Callable[[Settings], str | None],
+    arguments: list[str],
+    failed: Callable[[BaseException], None],
+) -> int:
+    with user_errors_exit():
+        settings = configure(arguments)
     # Only now: what is wrong with the settings is said without waiting for torch.
     from torch.distributed.elastic.multiprocessing.errors import record
 
@@ -71,14 +86,12 @@ def run(
     from spmd_rl.health.error_file import ERROR_FILE, ErrorFileHandler, write_error
     from spmd_rl.health.watchdog import reporting_timeouts
 
-    def life(settings: Settings) -> str | None:
-        return live(settings, start.close)
-
     try:
-        missing = record(hiding_secrets(naming_peers(reporting_timeouts(life))), ErrorFileHandler())(settings)
-    except SystemExit as ended:
-        return _status(ended)
+        missing = record(hiding_secrets(naming_peers(reporting_timeouts(live))), ErrorFileHandler())(settings)
+    except SystemExit:
+        raise
     except BaseException as error:
+        wait_for_signal()
         with suppress(Exception):
             failed(error)
         sys.excepthook(*sys.exc_info())
@@ -101,12 +114,14 @@ def collecting_no_garbage() -> Iterator[None]:
     seconds while they are made, and 0.1 s or more each time later.
     """
     gc.disable()
-    yield
-    gc.collect()
-    gc.freeze()
-    # Python waits with full collections until a quarter more objects are there than at the last one: now than none.
-    gc.collect()
-    gc.enable()
+    try:
+        yield
+        gc.collect()
+        gc.freeze()
+        # Python waits with full collections until a quarter more objects are there than at the last one: now than none.
+        gc.collect()
+    finally:
+        gc.enable()
 
 
 @contextmanager
@@ -138,17 +153,33 @@ def exit_with_usage_error(error: ValueError) -> NoReturn:
     sys.exit(USER_ERROR)
 
 
-def _exit_on_signals(before_exit: Callable[[signal.Signals], bool], last_words: Callable[[], str]) -> None:
+@contextmanager
+def _exiting_on_signals(before_exit: Callable[[signal.Signals], bool], last_words: Callable[[], str]) -> Iterator[None]:
     """Leave at once on Ctrl-C and SIGTERM, also while the main thread waits inside a collective.
 
-    A thread waits for the signals: Python runs ordinary handlers only between bytecodes of the main thread.
+    A thread reads which signals came: Python runs handlers only between bytecodes of the main thread. Threads and
+    processes that are started inside don't take them; a thread of a library from before may, and writes them down too.
     """
-    signals = {signal.SIGINT, signal.SIGTERM}
-    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    if threading.current_thread() is not threading.main_thread():  # which alone may ask for them
+        yield
+        return
+    came, written = os.pipe2(os.O_CLOEXEC)
+    os.set_blocking(written, False)
+    before = {received: signal.signal(received, lambda *_: None) for received in _ENDING}
+    wakes = signal.set_wakeup_fd(written, warn_on_full_buffer=False)
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+    os.register_at_fork(after_in_child=lambda: _forget_signals(written))
 
     def wait() -> None:
-        while not before_exit(received := signal.sigwait(signals)):
-            pass
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
+        while True:
+            received = os.read(came, 1)[0]
+            if received not in _ENDING:
+                continue
+            _ended.set()
+            if before_exit(signal.Signals(received)):
+                break
+            _ended.clear()
         if rank_from_environment() == 0:
             # Show the cursor again, which a live progress display hides.
             sys.stderr.write(
@@ -159,6 +190,29 @@ def _exit_on_signals(before_exit: Callable[[signal.Signals], bool], last_words: 
         os._exit(128 + received)
 
     threading.Thread(target=wait, daemon=True, name="signals").start()
+    yield
+    signal.set_wakeup_fd(wakes)
+    for received, handler in before.items():
+        signal.signal(received, handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+
+def _forget_signals(written: int) -> None:
+    """Have the parent of a forked process hear nothing of its signals."""
+    if (wakes := signal.set_wakeup_fd(-1)) != written:
+        signal.set_wakeup_fd(wakes)
+        return
+    for received in _ENDING:
+        signal.signal(received, signal.SIG_DFL)
+
+
+def wait_for_signal() -> None:
+    """Wait a moment for a signal that ends this process too, where an error may be of ranks that it has ended already.
+
+    Where it came, nothing is to be said of the error.
+    """
+    if _ended.wait(_SIGNAL_SECONDS):
+        time.sleep(OTHERS_WAIT_SECONDS)
 
 
 def hiding_secrets(act: Callable[[Settings], str | None]) -> Callable[[Settings], str | None]:

@@ -28,6 +28,17 @@ _SAYS_IT_ITSELF = (USER_ERROR, INCOMPLETE)
 _ENDS = ("multiprocessing.api", "multiprocessing.errors.error_handler", "multiprocessing.errors", "agent.server.api")
 """Loggers of torchrun that tell of each process that ends."""
 _LIBRARY = re.compile(r"site-packages|/lib/python3|spmd_rl/runtime/process\.py")
+_PLACES = (
+    "nnodes",
+    "node_rank",
+    "master_addr",
+    "master_port",
+    "rdzv_backend",
+    "rdzv_endpoint",
+    "rdzv_id",
+    "standalone",
+)
+"""Options of torchrun that say where ranks meet."""
 FRAMES = 4
 
 
@@ -37,6 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     silence_libraries()
     with user_errors_exit():
         check(words)
+    words = meeting(words)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # torchrun would set it, and say so in five lines
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -71,6 +83,14 @@ def check(words: Sequence[str]) -> None:
         os.environ.pop("WORLD_SIZE")
         os.environ |= {} if before is None else {"WORLD_SIZE": before}
     print(f"{words[at + 1]}: the settings are right; starting {ranks} rank{'s' * (ranks > 1)}", flush=True)
+
+
+def meeting(words: list[str]) -> list[str]:
+    """Return the words with a port of the run's own where nothing says where its ranks meet: two runs of a machine."""
+    at = next((at for at, word in enumerate(words) if word in ("-m", "--module")), len(words))
+    named = {word.lstrip("-").partition("=")[0].replace("-", "_") for word in words[:at]}
+    told = named.intersection(_PLACES) or any(f"PET_{place.upper()}" in os.environ for place in _PLACES)
+    return words if told else ["--standalone", *words]
 
 
 def _number(options: Sequence[str], name: str) -> int:

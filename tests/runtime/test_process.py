@@ -86,6 +86,80 @@ launch(lambda arguments: 7, live, [], last_words=lambda: "; the same command goe
     assert end.stderr == "\nended by SIGINT; the same command goes on after step 3\n"
 
 
+@pytest.mark.long
+def test_a_signal_that_a_thread_of_a_library_takes_ends_a_program_too():
+    blocked = """
+import os, signal, threading, time
+from spmd_rl.runtime.process import launch
+
+threading.Thread(target=time.sleep, args=(60,), daemon=True).start()  # before: it blocks no signal
+
+def live(settings, started):
+    [other] = [thread for thread in threading.enumerate() if thread.daemon and thread.name != "signals"]
+    threading.Timer(0.2, lambda: signal.pthread_kill(other.ident, signal.SIGTERM)).start()
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()  # as in a collective: no bytecode is run
+
+launch(lambda arguments: 7, live, [])
+"""
+    end = ended(blocked)
+    assert (end.returncode, end.stderr) == (128 + 15, "\nended by SIGTERM\n")
+
+
+@pytest.mark.long
+def test_nothing_is_said_of_an_error_where_a_signal_ends_all_ranks():
+    fails = """
+import os, signal, threading
+from spmd_rl.runtime.process import launch
+
+def live(settings, started):
+    threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    raise RuntimeError("connection reset by peer")
+
+launch(lambda arguments: 7, live, [], failed=print)
+"""
+    end = ended(fails)
+    assert (end.returncode, end.stdout, end.stderr) == (128 + 2, "", "\nended by SIGINT\n")
+
+
+@pytest.mark.long
+def test_what_is_forked_has_its_signals_for_itself():
+    forks = """
+import os, signal, time
+from spmd_rl.runtime.process import launch
+
+def live(settings, started):
+    if (child := os.fork()) == 0:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
+    time.sleep(0.2)
+    print("lives on")
+
+launch(lambda arguments: 7, live, [])
+"""
+    end = ended(forks)
+    assert (end.returncode, end.stdout) == (0, "lives on\n"), end.stderr
+
+
+def test_an_interpreter_is_as_it_was_when_a_program_has_returned():
+    returns = """
+import gc, os, signal
+from spmd_rl.runtime.process import run
+
+def configure(arguments):
+    raise ValueError("train.steps = 0: out of range")
+
+assert run(configure, print, []) == 2 and gc.isenabled()
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+    assert ended(returns).stdout == "interrupted\n"
+
+
 def test_no_garbage_is_looked_for_while_a_program_starts():
     with collecting_no_garbage():
         assert not gc.isenabled()

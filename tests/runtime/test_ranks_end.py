@@ -11,7 +11,7 @@ import pytest
 
 from spmd_rl.errors import ConfigError
 from spmd_rl.runtime.process import INCOMPLETE, USER_ERROR
-from spmd_rl.runtime.torchrun import check
+from spmd_rl.runtime.torchrun import check, meeting
 
 ROOT = Path(__file__).resolve().parents[2]
 RANK = """
@@ -111,3 +111,12 @@ def test_settings_are_checked_for_the_ranks_that_there_will_be_before_any_starts
 )
 def test_what_only_the_ranks_can_check_is_left_to_them(words):
     check(words)
+
+
+def test_two_runs_of_a_machine_meet_in_different_places_unless_somebody_says_where(monkeypatch):
+    run = ["--nproc_per_node", "2", "-m", "spmd_rl.grpo", "--train.steps", "2"]
+    assert meeting(run) == ["--standalone", *run]
+    for told in (["--standalone"], ["--master-port=29501"], ["--nnodes", "2", "--rdzv_endpoint", "node0:29500"]):
+        assert meeting([*told, *run]) == [*told, *run]
+    monkeypatch.setenv("PET_RDZV_ENDPOINT", "node0:29500")
+    assert meeting(run) == run
