@@ -37,7 +37,9 @@ export HCCL_IF_BASE_PORT="${HCCL_IF_BASE_PORT:-60000}"
 # Many small host allocations by many threads are what glibc is slow at. The first of these that exists is put in place before
 # Python starts; SPMD_RL_PRELOAD names another, SPMD_RL_PRELOAD= (empty) none.
 if [[ -z "${SPMD_RL_PRELOAD+set}" ]]; then
-    for library in /usr/lib/"$(uname -m)"-linux-gnu/libjemalloc.so.2 /usr/lib64/libjemalloc.so.2; do
+    # Debian and Ubuntu, openEuler, and where `make install` of its sources puts it.
+    for place in /usr/lib/"$(uname -m)"-linux-gnu /usr/lib64 /usr/local/lib /usr/local/lib64; do
+        library="${SPMD_RL_ROOT:-}$place/libjemalloc.so.2"
         [[ -f "$library" ]] && SPMD_RL_PRELOAD="$library" && break
     done
 fi

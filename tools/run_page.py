@@ -1,7 +1,7 @@
 """Run the commands of a page in order, as a reader would: python tools/run_page.py docs/course_lab.md --into /tmp/fresh
 
-The blocks marked ```bash are run, one after another in one shell, in a fresh clone of this checkout's last commit; other blocks
-(```sh for other machines, outputs) are not. What is said and how long each command took goes to DIR.log and is printed.
+The blocks marked ```bash are run, one after another in one shell, in a fresh clone of this checkout's last commit; other
+blocks (```sh for other machines, outputs) are not. What they say goes to DIR.log; how long each took is printed.
 """
 
 import argparse

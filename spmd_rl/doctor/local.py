@@ -54,6 +54,8 @@ def local_findings(here: Here, measure_disk: bool = True) -> list[Finding]:
     found.append(machine.devices(here.kind, record(here.kind).device_count(), here.ranks_here))
     if here.kind == "cpu":
         found += machine.vector_units()
+    if here.kind == "npu":
+        found.append(machine.npu_driver())
     found.append(machine.open_files(here.ranks))
     found.append(machine.shared_memory())
     critic = ""

@@ -1,6 +1,7 @@
 """One machine: limits, memory, disk, devices. Each check takes what it looks at, so that a test can show it another."""
 
 import os
+import re
 import resource
 import shutil
 import tempfile
@@ -15,6 +16,9 @@ MIB = 1 << 20
 # Below this nothing of use can be written, whatever the model.
 LEAST_FREE_BYTES = 64 * MIB
 SPEED_BYTES = 64 * MIB
+NPU_DRIVER = Path("/usr/local/Ascend/driver/version.info")
+# What CANN 9.1, which requirements-npu.txt names, is compatible with; https://gitcode.com/cann/release-management
+LEAST_NPU_DRIVER = (25, 2)
 # A checkpoint keeps the weights, their fp32 copy and Adam's two moments: 14 bytes a parameter where the file has 2.
 CHECKPOINT_TO_WEIGHTS = 7
 
@@ -112,6 +116,24 @@ def devices(kind: str, visible: int, ranks_here: int, cores: int | None = None) 
         fix = f"start {visible} ranks on this node, or look at {variable} and what the container was given"
         return Finding("devices", found, "stop", fix)
     return Finding("devices", found, "ok")
+
+
+def npu_driver(file: Path = NPU_DRIVER) -> Finding:
+    """Check that the host's driver, which a container is lent, is not older than CANN allows."""
+    name = "NPU driver"
+    try:
+        text = file.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        fix = f"mount it into the container: -v {file}:{file} (docs/install.md)"
+        return Finding(name, f"{file}: {error.strerror}", "warn", fix)
+    version = re.search(r"^(?:package_)?version=((\d+)\.(\d+)\S*)", text, re.IGNORECASE | re.MULTILINE)
+    if version is None:
+        return Finding(name, f"{file} names no version", "skip")
+    if (int(version[2]), int(version[3])) < LEAST_NPU_DRIVER:
+        least = ".".join(map(str, LEAST_NPU_DRIVER))
+        fix = "update driver and firmware of the host: a container cannot bring its own (docs/install.md)"
+        return Finding(name, f"Ascend HDK {version[1]}; CANN 9.1 needs {least} or newer", "warn", fix)
+    return Finding(name, f"Ascend HDK {version[1]}", "ok")
 
 
 def vector_units(flags: str | None = None) -> list[Finding]:

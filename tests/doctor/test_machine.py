@@ -8,7 +8,15 @@ import pytest
 
 from spmd_rl.doctor.finding import Finding
 from spmd_rl.doctor.local import Here, local_findings, read_config
-from spmd_rl.doctor.machine import devices, in_bytes, open_files, run_directory, shared_memory, vector_units
+from spmd_rl.doctor.machine import (
+    devices,
+    in_bytes,
+    npu_driver,
+    open_files,
+    run_directory,
+    shared_memory,
+    vector_units,
+)
 
 
 @pytest.mark.parametrize(("limit", "verdict"), [(1024, "stop"), (4096, "warn"), (65536, "ok"), (-1, "ok")])
@@ -121,3 +129,25 @@ def test_a_critic_counts_for_the_room_that_a_checkpoint_takes_and_must_be_there(
     assert found(*ppo, *critic)["critic"].found == f"{tmp_path / 'critic'}: 2.0 MiB of weights"
     lost = found(*ppo, "--critic.path", "nowhere")["critic"]
     assert (lost.verdict, lost.found) == ("stop", "critic.path = nowhere: no config.json there")
+
+
+@pytest.mark.parametrize(
+    "text, verdict, said",
+    [
+        ("Version=25.3.rc1\nascendhal_version=7.35.23\npackage_version=25.3.rc1\n", "ok", "Ascend HDK 25.3.rc1"),
+        ("Version=26.0.rc1.b10\n", "ok", "26.0.rc1.b10"),
+        ("package_version=25.0.rc1.1\n", "warn", "25.0.rc1.1; CANN 9.1 needs 25.2 or newer"),
+        ("Version=24.1.rc3.b999\n", "warn", "24.1.rc3.b999"),
+        ("nothing\n", "skip", "names no version"),
+    ],
+)
+def test_the_driver_of_npus_is_new_enough_for_cann(tmp_path, text, verdict, said):
+    file = tmp_path / "version.info"
+    file.write_text(text)
+    found = npu_driver(file)
+    assert found.verdict == verdict and said in found.found
+
+
+def test_a_container_without_the_drivers_version_is_told_to_mount_it(tmp_path):
+    found = npu_driver(tmp_path / "version.info")
+    assert found.verdict == "warn" and "-v" in found.fix

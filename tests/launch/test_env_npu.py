@@ -27,3 +27,14 @@ def test_toolkit_and_operators_are_sourced_apart_and_outside_the_callers_options
     assert toolkit == there.get("ASCEND_HOME_PATH", "ascend-toolkit")
     assert operators == there.get("ATB_HOME_PATH", "nnal/atb")
     assert "e" in options and "u" in options and pipefail == ["on"]
+
+
+@pytest.mark.parametrize("place", ["usr/lib64", "usr/local/lib", "usr/local/lib64"])
+def test_jemalloc_is_found_where_packages_and_a_build_of_its_sources_put_it(tmp_path, place):
+    library = tmp_path / place / "libjemalloc.so.2"
+    library.parent.mkdir(parents=True)
+    library.touch()
+    environment = {"PATH": "/usr/bin:/bin", "SPMD_RL_ASCEND": str(tmp_path), "SPMD_RL_ROOT": str(tmp_path)}
+    command = ["bash", "-euo", "pipefail", "-c", "source launch/env.npu.sh; printenv LD_PRELOAD || true"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, check=False)
+    assert f"{library}" in done.stdout + done.stderr  # the loader says that the empty file is no library
