@@ -1,6 +1,6 @@
 """Run the commands of a page in order, as a reader would: python tools/run_page.py docs/course_lab.md --into /tmp/fresh
 
-The blocks marked ```bash are run, one after another in one shell, in a fresh clone of this checkout's last commit; other
+The blocks marked ```bash are run, one after another in one shell, in a fresh clone of the last commit. Other
 blocks (```sh for other machines, outputs) are not. What they say goes to DIR.log; how long each took is printed.
 """
 
