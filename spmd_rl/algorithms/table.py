@@ -165,17 +165,21 @@ def try_algorithms(algorithm: AlgorithmConfig) -> None:
 
     Raises ConfigError that says of each that can't be used the setting, what was tried, and why.
     """
+    from spmd_rl.algorithms import trial  # imports torch
+
     groups, rewards, tokens = [0, 0, 1, 1], [0.0, 1.0, 0.5, 0.5], [1, 2, 3, 4]
     tries: tuple[Callable[[], object], ...] = (
         lambda: (
-            _usable(VALUE_LOSSES, algorithm.value_loss, find_value_loss(algorithm), "value_loss_fault")
+            _tried(VALUE_LOSSES.unusable, algorithm.value_loss, trial.value_loss_fault(find_value_loss(algorithm)))
             if algorithm.uses_critic
             else find_advantage(algorithm)(groups, rewards, tokens=tokens, baselines=rewards)
         ),
         lambda: find_curation(algorithm)(groups, rewards),
         lambda: find_reduction(algorithm, max(tokens))(tokens),
-        lambda: _usable(LOSSES, algorithm.loss, find_loss(algorithm), "loss_fault", algorithm.uses_reference),
-        lambda: _usable(CORRECTIONS, algorithm.correction, find_correction(algorithm), "correction_fault"),
+        lambda: _tried(
+            LOSSES.unusable, algorithm.loss, trial.loss_fault(find_loss(algorithm), algorithm.uses_reference)
+        ),
+        lambda: _tried(CORRECTIONS.unusable, algorithm.correction, trial.correction_fault(find_correction(algorithm))),
     )
     problems: list[Problem] = []
     for attempt in tries:
@@ -186,12 +190,10 @@ def try_algorithms(algorithm: AlgorithmConfig) -> None:
     refuse(problems)
 
 
-def _usable(table: FunctionTable[Any], name: str, function: Callable[..., Any], fault: str, *more: bool) -> None:
-    """Raise a ConfigError where a fault of trial.py finds something wrong with a function of tensors."""
-    from spmd_rl.algorithms import trial  # imports torch
-
-    if found := getattr(trial, fault)(function, *more):
-        raise table.unusable(name, trial.TRIED, found)
+def _tried(unusable: Callable[[str, str, str], ConfigError], name: str, fault: str) -> None:
+    """Raise the error of a function that was tried on tokens, where there is a fault."""
+    if fault:
+        raise unusable(name, "gave it 5 tokens of 2 samples", fault)
 
 
 def _checked(table: FunctionTable[Any], name: str, **settings: Any) -> Callable[..., list[Any]]:
