@@ -1,23 +1,29 @@
 """Draw the curves of a run, or of several over each other: python tools/plot_run.py runs/NAME [runs/OTHER ...]
 
-PNGs and a page with them (report.md) go to --output; --text plots in the terminal instead.
+Pictures and a page with them (report.md) go to --output; --text plots in the terminal instead.
 """
 
 import argparse
+import hashlib
 import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from spmd_rl.analysis.curves import CORRECTED, Run, as_page, as_text, curves, labels, read_run
-from spmd_rl.analysis.figures import draw_all
+from spmd_rl.analysis.curves import CORRECTED, Run, as_text, curves, read_intervals, read_run
+from spmd_rl.analysis.figures import KINDS, draw_all
+from spmd_rl.analysis.legends import labels
+from spmd_rl.analysis.run_page import as_page
 from spmd_rl.analysis.self_correction import frequency, insight
 from spmd_rl.data.samples import SAMPLES, read_samples
 
+LONGEST_NAME = 100
 
-def with_self_correction(run: Run, run_dir: Path) -> Run:
-    """The run with one more metric, where it wrote samples."""
+
+def with_answers(run: Run, run_dir: Path) -> Run:
+    """Return the run with intervals of its evaluations and, where it wrote samples, how many correct themselves."""
+    run = replace(run, intervals=read_intervals(run_dir))
     if not any((run_dir / SAMPLES).glob("step_*.jsonl")):
         return run
     found = frequency((sample["step"], insight(sample) is not None) for sample in read_samples(run_dir))
@@ -28,11 +34,24 @@ def text(runs: Iterable[Run], names: Iterable[str], width: int) -> str:
     return "\n".join(f"{name}\n{as_text(curves(run.rows), width)}" for run, name in zip(runs, names, strict=True))
 
 
+def place(run_dirs: Sequence[Path]) -> Path:
+    """Return where pictures go: a run's into its directory, those of several into one of their own beside the first."""
+    if len(run_dirs) == 1:
+        return run_dirs[0] / "report"
+    name = "_".join(run_dir.resolve().name for run_dir in run_dirs)
+    if len(name) > LONGEST_NAME:
+        digest = hashlib.blake2b(name.encode(), digest_size=4).hexdigest()
+        name = f"{name[: LONGEST_NAME - 9]}_{digest}"
+    return run_dirs[0].resolve().parent / "comparisons" / name
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run_dirs", nargs="+", type=Path, metavar="RUN", help="directories of runs")
     parser.add_argument("--text", action="store_true", help="plot in the terminal")
-    parser.add_argument("--output", type=Path, metavar="DIR", help="default: report/ in the first run's directory")
+    parser.add_argument("--format", choices=KINDS, default="png", help="of the pictures; pdf and svg are for papers")
+    where = "default: report/ in the run's directory; of several runs, comparisons/ beside the first one's"
+    parser.add_argument("--output", type=Path, metavar="DIR", help=where)
     arguments = parser.parse_args()
     try:
         runs = [read_run(run_dir) for run_dir in arguments.run_dirs]
@@ -40,10 +59,11 @@ def main() -> None:
             width = min(100, shutil.get_terminal_size().columns)
             print(text(runs, labels(runs), width) if len(runs) > 1 else as_text(curves(runs[0].rows), width))
             return
-        runs = [with_self_correction(*pair) for pair in zip(runs, arguments.run_dirs, strict=True)]
-        output = arguments.output or arguments.run_dirs[0] / "report"
-        pictures, notes = draw_all(runs, output)
-        (output / "report.md").write_text(as_page(runs, pictures, notes), encoding="utf-8")
+        runs = [with_answers(*pair) for pair in zip(runs, arguments.run_dirs, strict=True)]
+        output = arguments.output or place(arguments.run_dirs)
+        pictures, notes = draw_all(runs, output, arguments.format)
+        page = as_page(runs, pictures, notes, arguments.run_dirs)
+        (output / "report.md").write_text(page, encoding="utf-8")
     except (ValueError, OSError) as error:
         sys.exit(f"plot_run: {error}")
     for note in notes:

@@ -7,6 +7,7 @@ from spmd_rl.config.config import CheckpointConfig
 from spmd_rl.config.loading import read_settings
 from spmd_rl.data.samples import SAMPLES, SKIPPED, samples_step
 from spmd_rl.runlog.checkpoint_store import CheckpointStore
+from spmd_rl.runlog.launches import LAUNCHES
 
 METRICS = "metrics.jsonl"
 RANKS = "ranks.jsonl"
@@ -14,7 +15,7 @@ EVALUATIONS = "evaluations"
 CHECKPOINTS = "checkpoints"
 WRITTEN_HERE = (
     *("config.yaml", METRICS, RANKS, "run.log", SAMPLES, EVALUATIONS, "tensorboard", "wandb", "hf", "report", "hang"),
-    *(SKIPPED, CHECKPOINTS),
+    *(SKIPPED, CHECKPOINTS, LAUNCHES),
 )
 
 

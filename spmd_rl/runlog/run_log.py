@@ -27,6 +27,7 @@ from spmd_rl.runlog.console import (
     step_line,
     summary,
 )
+from spmd_rl.runlog.launches import keep_launch, this_launch
 from spmd_rl.runlog.run_dir import EVALUATIONS, METRICS, RANKS, lost_work, set_aside, set_later_aside, way_on
 from spmd_rl.runlog.sinks import JsonLines, Sink, TensorBoard, WeightsAndBiases, require_wandb_key
 
@@ -64,6 +65,7 @@ class RunLog:
         lost = lost_work(self.run_dir, lost_after) if again and lost_after is not None else (0, 0.0)
         moved = set_aside(self.run_dir) if resumed is None else set_later_aside(self.run_dir, resumed)
         (self.run_dir / SAMPLES).mkdir(parents=True, exist_ok=True)
+        keep_launch(self.run_dir, this_launch(world_size, resumed or 0))
         self._text = open(self.run_dir / "run.log", "w" if resumed is None else "a", encoding="utf-8")
         # All of a row is on disk. What stays in memory is what `summary` reads, or a long run would fill it.
         self._rows: list[dict[str, float]] = []

@@ -1,23 +1,18 @@
 """Runs side by side: what differs, what is drawn, what smoothing does."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spmd_rl.analysis.curves import (
-    Run,
-    as_page,
-    differences,
-    labels,
-    phase_seconds,
-    read_run,
-    smoothed,
-    smoothing_window,
-)
-from spmd_rl.analysis.figures import draw_all
-from spmd_rl.analysis.panels import topics
+from spmd_rl.analysis.curves import Run, phase_seconds, read_intervals, read_run, smoothed, smoothing_window
+from spmd_rl.analysis.figures import PHASE_COLOURS, draw_all
+from spmd_rl.analysis.legends import differences, labels
+from spmd_rl.analysis.panels import overview, remarks, topics
+from spmd_rl.analysis.run_page import as_page
+from spmd_rl.runlog.launches import keep_launch, this_launch
 
 
 def step(number: int, **others) -> dict:
@@ -42,6 +37,45 @@ def test_labels_say_what_differs_and_names_of_runs_do_not():
 def test_settings_of_one_name_in_two_sections_keep_their_section():
     a, b = a_run("a", parallel__tensor=1, rollout__tensor=1), a_run("b", parallel__tensor=2, rollout__tensor=2)
     assert labels([a, b])[0] == "a: parallel.tensor=1, rollout.tensor=1"
+
+
+def test_a_legend_begins_with_algorithm_rate_and_model_by_its_name():
+    ours = {"train__steps": 1, "algorithm__gamma": 1.0, "train__learning_rate": 1e-6, "model__path": "/here/qwen"}
+    a = a_run("a", **ours, algorithm__advantage="grpo", parallel__tensor=1)
+    b = a_run("b", **{**ours, "train__learning_rate": 2e-6, "model__path": "/there/qwen"}, algorithm__advantage="gae")
+    assert labels([a, b])[1] == "b: advantage=gae, learning_rate=2e-06, tensor=not set"
+    c = a_run("c", **{**ours, "model__path": "/here/llama"}, parallel__tensor=2)
+    assert labels([a, c])[1] == "c: advantage=not set, path=llama, tensor=2"
+
+
+def test_a_phase_has_one_colour_of_its_own():
+    assert len(set(PHASE_COLOURS.values())) == len(PHASE_COLOURS) and set(phase_seconds(a_run("a"))) == set(
+        PHASE_COLOURS
+    )
+
+
+def test_what_is_zero_in_every_step_is_said_and_not_drawn():
+    run = a_run("a")
+    assert "KL to the reference model" not in {panel.title for panel in overview([run])}
+    [said] = remarks([run])
+    assert said == "0 in every step, so not drawn: KL to the reference model"
+
+
+def test_an_evaluation_has_intervals_of_what_it_asked_and_a_page_says_what_a_run_was(tmp_path):
+    (tmp_path / "evaluations").mkdir()
+    answers = [{"accuracy": float(n < 9), "samples": [{}]} for n in range(10)]
+    lines = "".join(json.dumps(line) + "\n" for line in answers)
+    (tmp_path / "evaluations" / "step_000003_gsm8k_test.jsonl").write_text(lines)
+    (tmp_path / "evaluations" / "step_000004_gsm8k_test.jsonl").write_text(lines[:-5])  # being written
+    found = read_intervals(tmp_path)
+    assert found == {"eval/gsm8k_test/accuracy": {3: pytest.approx((0.596, 0.982), abs=1e-3)}}
+    keep_launch(tmp_path, replace(this_launch(2, 0), command="torchrun -m spmd_rl.grpo"))
+    keep_launch(tmp_path, this_launch(2, 7))
+    run = Run("a", [step(3), {"step": 3, "eval/gsm8k_test/accuracy": 0.9}], {"train.steps": 5}, found)
+    page = as_page([run], {"reward.pdf": "Reward"}, [], [tmp_path])
+    assert "| steps | 3 of 5 |" in page and "[Reward](reward.pdf)" in page and "![" not in page
+    assert "0.9 ± 0.19 → 0.9 ± 0.19" in page and "| launches | 2, resumed after step 7 |" in page
+    assert all(f"| {fact} |" in page for fact in ("begun", "command", "commit", "versions"))
 
 
 def test_phases_and_the_rest_add_up_to_the_step_without_what_is_hidden_behind_them():
@@ -70,10 +104,11 @@ def test_runs_with_different_metrics_are_drawn_together_and_what_is_missing_is_s
     short, long = a_run("$short$", 2), a_run("_long", 60)
     evaluated = Run("evaluated", [*short.rows, {"step": 2, "eval/math/accuracy": 0.5}, {"step": 3, "grad_norm": None}])
     pictures, notes = draw_all([short, long, evaluated], tmp_path)
-    assert set(pictures) == {"reward.png", "kl.png", "entropy.png", "evaluation.png", "time.png", "causes.png"}
+    drawn = "overview", "reward", "entropy", "evaluation", "time", "causes"
+    assert set(pictures) == {f"{name}.png" for name in drawn}
     for name in pictures:
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG") and (tmp_path / name).stat().st_size > 5000
-    assert "Held-out math accuracy: not measured in _long" in notes
+    assert "not measured in $short$, _long: Held-out math accuracy" in notes
     page = as_page([short, long, evaluated], pictures, notes)
     assert "![Reward](reward.png)" in page and "| reward | 0.1 → 0.2 |" in page and "not measured" in page
     assert "All settings are the same." in page

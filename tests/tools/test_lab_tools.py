@@ -48,12 +48,11 @@ def test_plot_run_writes_pictures_and_a_page_of_one_run_or_several(runs, tmp_pat
     done = tool("plot_run", runs / "wide", runs / "narrow", "--output", tmp_path / "out")
     assert done.returncode == 0, done.stderr
     files = {path.name for path in (tmp_path / "out").iterdir()}
-    assert files == {"reward.png", "time.png", "self_correction.png", "report.md"}
+    assert files == {"overview.png", "reward.png", "time.png", "self_correction.png", "report.md"}
     page = (tmp_path / "out" / "report.md").read_text()
     assert "| `algorithm.samples_per_prompt` | 8 | 4 |" in page
-    assert (
-        "Written samples with a marker of self-correction: not measured in narrow: samples_per_prompt=4" in done.stdout
-    )
+    assert "not measured in narrow: Written samples with a marker of self-correction" in done.stdout
+    assert "## Samples of wide" in page and "Step 2, correct, reward 1" in page
 
 
 def test_plot_run_in_a_terminal_names_several_runs_and_leaves_no_files(runs):
@@ -61,6 +60,14 @@ def test_plot_run_in_a_terminal_names_several_runs_and_leaves_no_files(runs):
     assert done.returncode == 0, done.stderr
     assert "wide: samples_per_prompt=8" in done.stdout and done.stdout.count("reward: 0.25 -> 0.75") == 2
     assert not (runs / "wide" / "report").exists()
+
+
+@pytest.mark.long
+def test_several_runs_leave_the_report_of_the_first_alone_and_a_paper_gets_a_pdf(runs):
+    done = tool("plot_run", runs / "wide", runs / "narrow", "--format", "pdf")
+    assert done.returncode == 0, done.stderr
+    assert not (runs / "wide" / "report").exists()
+    assert (runs / "comparisons" / "wide_narrow" / "overview.pdf").read_bytes().startswith(b"%PDF")
 
 
 @pytest.mark.long
