@@ -37,20 +37,20 @@ def commands(page: str) -> list[str]:
     return found
 
 
-def stand_in(command: str, data: Path | None) -> str:
-    """Return the command, or a copy out of `data` where it downloads what lies there under the same name."""
+def stand_in(command: str, data: Path | None, venv: Path | None) -> str:
+    """Return the command, or a copy out of `data` where it downloads what lies there under the same name; `venv`: takes
+    the place of what launch/setup_env.sh makes."""
+    if venv is not None and command.startswith("bash launch/setup_env.sh"):
+        return f"ln -s {venv} .venv && export PYTHONPATH=$PWD"
     target = _DOWNLOAD.match(command)
     if target is None or data is None or not (copy := data / Path(*Path(target[1]).parts[1:])).exists():
         return command
     return f"mkdir -p {Path(target[1]).parent} && cp -r {copy} {target[1]}"
 
 
-def script(found: list[str], data: Path | None) -> str:
+def script(found: list[str]) -> str:
     """Return one shell script that says before each command which it is, and stops at the first that fails."""
-    steps = [
-        f"printf '\\n{_MARK} %s %s\\n' {number} $EPOCHREALTIME\n{stand_in(command, data)}"
-        for number, command in enumerate(found)
-    ]
+    steps = [f"printf '\\n{_MARK} %s %s\\n' {number} $EPOCHREALTIME\n{command}" for number, command in enumerate(found)]
     end = f"printf '\\n{_MARK} %s %s\\n' {len(found)} $EPOCHREALTIME"
     return "\n".join(["set -eo pipefail", *steps, end, ""])
 
@@ -66,11 +66,13 @@ def main() -> int:
     parser.add_argument("page", type=Path)
     parser.add_argument("--into", type=Path, required=True, help="directory of the fresh clone; it must not exist")
     parser.add_argument("--data", type=Path, help="copies of what the page downloads into dataset/, in its place")
+    parser.add_argument("--venv", type=Path, help="an environment made before, in place of launch/setup_env.sh")
     parser.add_argument("--list", action="store_true", help="show the commands, and run nothing")
     chosen = parser.parse_args()
-    found = commands(chosen.page.read_text(encoding="utf-8"))
+    data, venv = (path and path.resolve() for path in (chosen.data, chosen.venv))
+    found = [stand_in(command, data, venv) for command in commands(chosen.page.read_text(encoding="utf-8"))]
     if chosen.list:
-        print("\n".join(stand_in(command, chosen.data) for command in found))
+        print("\n".join(found))
         return 0
     if chosen.into.exists():
         parser.error(f"--into {chosen.into}: it exists already")
@@ -79,8 +81,9 @@ def main() -> int:
     started = time.monotonic()
     with log.open("w", encoding="utf-8") as said:
         bash = shutil.which("bash") or "bash"
-        text = script(found, chosen.data.resolve() if chosen.data else None)
-        ended = subprocess.run([bash, "-c", text], cwd=chosen.into, stdout=said, stderr=subprocess.STDOUT, check=False)
+        ended = subprocess.run(
+            [bash, "-c", script(found)], cwd=chosen.into, stdout=said, stderr=subprocess.STDOUT, check=False
+        )
     took = seconds(log.read_text(encoding="utf-8"))
     for command, many in zip(found, took, strict=False):
         print(f"{many:7.1f} s  {command.splitlines()[0][:100]}")
