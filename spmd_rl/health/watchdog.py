@@ -192,7 +192,6 @@ class Watchdog:
         self._detector.observe(now, self._beats())
         exceeded = self._detector.expired(now)
         if timeout:
-            self._store.set("timeout", "")
             exceeded = exceeded or DeadlineExceeded(timeout, 0.0)
         if exceeded is not None:
             try:
@@ -200,6 +199,8 @@ class Watchdog:
             except BaseException:
                 self._detector.rearm()
                 raise
+        if timeout:  # only now: a report that failed is made again
+            self._store.compare_set("timeout", timeout, "")
 
     def _report(self, exceeded: DeadlineExceeded, found: float) -> None:
         """Have all ranks write their stacks, say what is wrong, and end the run if that is wanted."""

@@ -38,6 +38,14 @@ def test_loopback_does_for_one_node_and_not_for_two():
     assert "cannot reach" in two.found
 
 
+def test_a_host_name_that_nobody_knows_leaves_the_own_address_as_gloo_has_it(monkeypatch):
+    monkeypatch.setattr(socket, "gethostname", lambda: "no-such-host.invalid")
+    assert own_address({}) == "127.0.0.1"
+    assert own_address({"GLOO_SOCKET_IFNAME": "lo,eth9"}) == "127.0.0.1"
+    [found] = interface_findings("cpu", 2, {})
+    assert found.verdict == "stop" and "no-such-host.invalid is 127.0.0.1: other nodes cannot reach that" in found.found
+
+
 def test_the_address_of_a_named_interface_is_taken():
     assert own_address({"GLOO_SOCKET_IFNAME": "lo"}) == "127.0.0.1"
     assert interface_to("127.0.0.1") == ("lo", "127.0.0.1")
