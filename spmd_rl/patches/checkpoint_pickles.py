@@ -4,18 +4,22 @@ There are three kinds: the index (`.metadata`), and `common.pt` and the byte obj
 torch's archives. torch and Megatron-Core read the first and the last without limits.
 """
 
+from __future__ import annotations
+
 import io
 import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum, EnumType
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import torch
-from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 
 from spmd_rl.patches.patch import EVERYWHERE, MEGATRON_CORE, Patch
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.metadata import Metadata
 
 _TORCH = "https://github.com/pytorch/pytorch/blob/v2.13.0/torch/distributed/checkpoint"
 _MEGATRON = "https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/dist_checkpointing"
@@ -61,10 +65,12 @@ class _Unpickler(pickle.Unpickler):
 
 
 def read_index(file: Path) -> Metadata:
-    """The index of a distributed checkpoint.
+    """Return the index of a distributed checkpoint.
 
     Raises ValueError that names the file: it is broken, it names what no index has, or it leads out of its directory.
     """
+    from torch.distributed.checkpoint.metadata import Metadata
+
     try:
         with file.open("rb") as stream:
             index = _Unpickler(stream).load()
@@ -119,6 +125,8 @@ def _restricted_index(original: Any) -> Any:
         file = Path(self._get_metadata_path(options.get("rank")))
         index = read_index(file)
         if getattr(index, "storage_meta", None) is None:
+            from torch.distributed.checkpoint.metadata import StorageMeta
+
             index.storage_meta = StorageMeta()
         index.storage_meta.checkpoint_id = str(file.parent)  # where it is now, for what a planner has to say
         index.storage_meta.load_id = self.load_id

@@ -1,11 +1,16 @@
 """Take what the engine does not need off the device while it holds it."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
-from megatron.core.distributed import DistributedDataParallel
 
 from spmd_rl.platforms import current
+
+if TYPE_CHECKING:
+    from megatron.core.distributed import DistributedDataParallel
 
 _BLOCK_BYTES = 1 << 30
 _LEAST_BYTES = 1 << 20

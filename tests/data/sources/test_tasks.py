@@ -1,5 +1,7 @@
 """Tasks of reasoning_gym."""
 
+from importlib.util import find_spec
+
 import pytest
 
 from spmd_rl.config.config import Config, ModelConfig
@@ -8,7 +10,7 @@ from spmd_rl.config.loading import load_dataset_config
 from spmd_rl.data.sources.prompts import load_dataset, load_prompts
 from spmd_rl.data.sources.tasks import make_task
 
-pytest.importorskip("reasoning_gym")
+pytestmark = pytest.mark.skipif(find_spec("reasoning_gym") is None, reason="reasoning_gym is not installed")
 
 
 class Tokenizer:
