@@ -3,7 +3,7 @@ sign, a bound or an index in a copy of the source, and run the tests that keep i
 
     python tools/mutations.py            all of them; the exit status is 1 when more than one goes unnoticed
     python tools/mutations.py 3 17       some
-    python tools/mutations.py --quick    without the tests that start ranks
+    python tools/mutations.py --quick    by the quick set alone
 """
 
 import argparse
@@ -58,7 +58,7 @@ _CHANGES = {
         ("weights/transfer/transfer_schedule.py", "room[supplier] -= bundle.elements", "pass"),
         ("weights/transfer/suppliers.py", "piece.elements:\n            raise", "0:\n            raise"),
     ),
-    "tests/spmd/test_training.py": (
+    "tests/spmd/test_training.py -k huggingface[1]": (
         ("training/packing.py", "before[0] = start + len(prompt) - 1", "before[0] = start + len(prompt)"),
         ("training/packing.py", "lay(response[:-1], len(prompt))", "lay(response[:-1], 0)"),
         ("training/packing.py", "(predicting < end)", "(predicting <= end)"),
@@ -76,7 +76,15 @@ def noticed(mutation: Mutation, quick: bool) -> str:
         shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".git", ".venv*", "runs", "models", "checkpoints"))
         file = copy / mutation.file
         file.write_text(file.read_text().replace(mutation.old, mutation.new))
-        options = ["-x", "-q", "--no-header", "-p", "no:cacheprovider", "-m", "not slow" + " and not spmd" * quick]
+        options = [
+            "-x",
+            "-q",
+            "--no-header",
+            "-p",
+            "no:cacheprovider",
+            "-m",
+            "not slow" + " and not spmd and not long" * quick,
+        ]
         done = subprocess.run(
             [sys.executable, "-m", "pytest", *options, *mutation.tests.split()],
             cwd=copy,
@@ -92,7 +100,7 @@ def noticed(mutation: Mutation, quick: bool) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("numbers", nargs="*", type=int, help=f"0 to {len(MUTATIONS) - 1}; default: all")
-    parser.add_argument("--quick", action="store_true", help="without the tests that start ranks")
+    parser.add_argument("--quick", action="store_true", help="by the quick set alone")
     options = parser.parse_args()
     numbers = options.numbers or range(len(MUTATIONS))
     slipped = 0
