@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from needs import need_programs
 from spmd_rl.__main__ import RANKS, TOOLS, main, split_torchrun, usage
 from spmd_rl.config.loading import load_config, load_dataset_config
 from spmd_rl.config.shipped import find_file, folder, shipped_names
@@ -68,6 +69,7 @@ def test_a_shipped_configuration_is_found_by_its_name(tmp_path, monkeypatch):
 def test_a_wheel_holds_configurations_templates_and_tools(tmp_path):
     build = [sys.executable, "-c", "from setuptools.build_meta import build_wheel; build_wheel('dist')"]
     copy = tmp_path / "copy"
+    need_programs("git")
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in listed.splitlines():
         (copy / name).parent.mkdir(parents=True, exist_ok=True)

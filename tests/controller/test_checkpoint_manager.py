@@ -3,11 +3,11 @@
 import contextlib
 import errno
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
 
+from needs import small_disk
 from spmd_rl.config.config import CheckpointConfig, Config, ModelConfig, RunConfig, TrainConfig
 from spmd_rl.controller.checkpoint_manager import CheckpointManager, Preempted
 from spmd_rl.data.digests import digests_of
@@ -49,15 +49,8 @@ class OneRank:
 @pytest.fixture
 def disk(tmp_path):
     """A file system of 8 MiB."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=8m", "none", str(place)], capture_output=True, text=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip(f"a small file system can't be mounted here: {mounted.stderr.strip()}")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)
+    with small_disk(tmp_path / "disk", "size=8m") as place:
+        yield place
 
 
 @pytest.fixture

@@ -1,11 +1,11 @@
 """One machine's limits, disk and devices."""
 
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
 
+from needs import small_disk
 from spmd_rl.doctor.finding import Finding
 from spmd_rl.doctor.local import Here, local_findings, read_config
 from spmd_rl.doctor.machine import (
@@ -38,31 +38,17 @@ def test_a_file_where_the_run_directory_should_be_stops_a_run(tmp_path):
     assert found.verdict == "stop" and "is not a directory" in found.found and "--run.dir" in found.fix
 
 
-def mounted(tmp_path: Path, options: str) -> Path:
-    """A small file system of its own, or a skipped test."""
-    done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", options, "none", str(tmp_path)], capture_output=True, text=True
-    )
-    if done.returncode:
-        pytest.skip(f"a tmpfs cannot be mounted here: {done.stderr.strip()}")
-    return tmp_path
-
-
 @pytest.fixture
 def full_disk(tmp_path):
-    disk = mounted(tmp_path, "size=1m")
-    try:
+    with small_disk(tmp_path, "size=1m") as disk:
         (disk / "filler").write_bytes(b"x" * (1 << 20))
         yield disk
-    finally:
-        subprocess.run(["umount", str(disk)], check=False)
 
 
 @pytest.fixture
 def read_only_disk(tmp_path):
-    disk = mounted(tmp_path, "size=1m,ro")
-    yield disk
-    subprocess.run(["umount", str(disk)], check=False)
+    with small_disk(tmp_path, "size=1m,ro") as disk:
+        yield disk
 
 
 def test_a_full_disk_stops_a_run(full_disk):

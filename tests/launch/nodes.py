@@ -2,12 +2,13 @@
 
 import os
 import secrets
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from needs import need_programs
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -114,8 +115,7 @@ class Nodes:
 
 def require_namespaces() -> None:
     """Skip the test with the reason where nodes cannot be made."""
-    if missing := [name for name in ("ip", "unshare") if shutil.which(name) is None]:
-        pytest.skip(f"not installed: {', '.join(missing)}")
+    need_programs("ip", "unshare")
     if os.geteuid():
         pytest.skip("network namespaces need root")
 
