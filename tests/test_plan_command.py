@@ -108,6 +108,19 @@ def test_a_person_reads_layouts_rounds_and_sizes_with_units(run):
     assert max(map(len, out.splitlines())) <= 120
 
 
+def test_what_models_take_of_a_device_is_said_by_phase_and_a_device_too_small_is_refused(run, capsys):
+    words = (*DENSE, "--world-size", "64", "--rollout.cache_gib", "10")
+    out = run(LLAMA_70B, *words, "--device-gib", "60")
+    [update] = [line for line in out.splitlines() if line.startswith("update ")]
+    assert update.count(" GiB") == 3 and "leaves" in out
+    memory = json.loads(run(LLAMA_70B, *words, "--json"))["memory"]["phases"]
+    # 2 bytes of weights, 4 of gradients; 12 of the optimizer, which two ranks share.
+    weights = memory["old_log_p"]["most"]
+    assert memory["update"]["most"] == weights * (2 + 4 + 6) // 2 and "margin" not in memory["update"]
+    said = refused(run, capsys, LLAMA_70B, *words, "--device-gib", "40")
+    assert "rollout.cache_gib = 10.00: the engine's weights" in said
+
+
 def test_layouts_that_agree_are_said_to_move_nothing(run):
     words = ("--parallel.tensor", "8", "--world-size", "16", "--rollout.tensor")
     assert "No bytes cross the network" in run(LLAMA_70B, *words, "8")

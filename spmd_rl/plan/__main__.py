@@ -16,6 +16,7 @@ from spmd_rl.distributed.layout import RolloutLayout, TrainLayout
 from spmd_rl.errors import Problem, refuse
 from spmd_rl.models.model_shape import read_model_shape
 from spmd_rl.plan.case import Case, fewest_ranks
+from spmd_rl.plan.memory import memory
 from spmd_rl.plan.text import rank_text, text
 from spmd_rl.plan.traffic import place, weights
 from spmd_rl.platforms import CLUSTER
@@ -31,6 +32,10 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         case, aside = configure(options, rest)
         answer = weights(case)
+        fullest = "received_fullest_round_bytes", "sent_fullest_round_bytes"
+        held = [2 * sum(one[name] for name in fullest) for one in answer["by_rank"]]
+        device = int(options.device_gib * 2**30) if options.device_gib else None
+        answer["memory"] = memory(case, held, device)
         if options.rank is not None:
             answer["rank"] = answer.pop("by_rank")[options.rank] | place(case, options.rank)
     except ValueError as error:
@@ -57,6 +62,7 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--world-size", type=_positive, metavar="N", help="ranks; default: the fewest that fit")
     parser.add_argument("--ranks-per-node", type=_positive, default=8, metavar="N", help="default: 8")
     parser.add_argument("--show", choices=("weights",), default="weights", help="weights: what moves between ranks")
+    parser.add_argument("--device-gib", type=float, metavar="N", help="memory of a device: says what it leaves")
     parser.add_argument("--rank", type=int, metavar="R", help="one rank in detail, with its peers")
     parser.add_argument("--json", action="store_true", help="the same as JSON, sizes in bytes")
     options, rest = parser.parse_known_args(arguments)

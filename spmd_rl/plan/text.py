@@ -19,6 +19,7 @@ def text(answer: dict[str, Any]) -> str:
             continue
         cells = "".join(f"{in_bytes(spread[column]):>12}" for column in ("least", "mean", "most"))
         lines.append(f"{label:<24}{cells}   {_where(spread)}")
+    lines += _memory(answer["memory"])
     peers = answer["peers"]
     cells = f"{peers['least']:>12}{peers['mean']:>12.1f}{peers['most']:>12}"
     lines += [f"{'ranks it exchanges with':<24}{cells}   {_where(peers)}", ""]
@@ -36,6 +37,22 @@ def text(answer: dict[str, Any]) -> str:
         lines += ["", f"{'most moved single tensors':<70}{'size':>12}"]
         lines += [f"{entry['tensor']:<70}{in_bytes(entry['bytes']):>12}" for entry in answer["largest_tensors"]]
     return "\n".join([*lines, *_aside(answer)])
+
+
+def _memory(memory: dict[str, Any]) -> list[str]:
+    """The models on a device at the peak of each phase."""
+    device = memory["device_bytes"]
+    lines = [
+        "",
+        f"{'models on a device in':<24}{'least':>12}{'most':>12}{'' if device is None else 'leaves':>12}   on rank",
+    ]
+    for phase, spread in memory["phases"].items():
+        cells = f"{in_bytes(spread['least']):>12}{in_bytes(spread['most']):>12}"
+        cells += f"{'' if device is None else in_bytes(spread['margin']):>12}"
+        lines.append(f"{phase:<24}{cells}   {_where(spread)}")
+    if memory["cache_left_to_the_device"]:
+        lines.append("rollout.cache_gib is what the device leaves" + (": say --device-gib" if device is None else ""))
+    return [*lines, "Activations, logits and what libraries take (HCCL, NCCL, CANN, CUDA) come on top.", ""]
 
 
 def rank_text(answer: dict[str, Any]) -> str:

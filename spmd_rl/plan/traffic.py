@@ -13,10 +13,10 @@ from spmd_rl.errors import ConfigError
 from spmd_rl.plan.case import Case, rollout_words, training_words
 from spmd_rl.plan.refresh_stats import RankStats, refresh_stats
 from spmd_rl.platforms import CLUSTER, record
+from spmd_rl.weights.device_memory import BYTES
 from spmd_rl.weights.families import hf_tensors, megatron_shard, vllm_shard
 from spmd_rl.weights.transfer.transfer_schedule import Schedule, bucket_of_bytes
 
-BYTES = {"float32": 4, "bfloat16": 2}
 LISTED = 5
 """Tensors in the list of those that move most."""
 # (words in front of it in a table, name in the answer)

@@ -10,13 +10,16 @@ from spmd_rl.data.answers import Costs
 from spmd_rl.data.image_reader import ImageReader
 from spmd_rl.data.reward_model_reading import Reader
 from spmd_rl.data.sources.prompts import Prompt
+from spmd_rl.distributed.layout import RolloutLayout, TrainLayout
 from spmd_rl.distributed.status import set_status
 from spmd_rl.distributed.verb import verb
 from spmd_rl.distributed.world import World
+from spmd_rl.errors import refuse
 from spmd_rl.models.model_shape import ModelShape
 from spmd_rl.platforms.platform import Platform
 from spmd_rl.rewards.grading.pool import GraderPool
 from spmd_rl.training.learner import take_turns
+from spmd_rl.weights.device_memory import memory_problems, rank_bytes
 from spmd_rl.worker.base_worker import BaseWorker
 from spmd_rl.worker.consistency_check import TOLERANCE, ConsistencyCheck
 from spmd_rl.worker.device_switch import DeviceSwitch
@@ -43,8 +46,9 @@ class TrainWorker(BaseWorker):
         readers: Mapping[str, Reader] | None = None,
         images: ImageReader | None = None,
     ):
-        self.config, self.platform = config, platform
+        self.config, self.platform, self.world = config, platform, world
         self.footprints = ProcessUsageMeter()
+        self._refuse_what_does_not_fit(shape)
         made: dict[int, Made] = {}
         device = platform.device(world.local_rank)
         self.trainer = Trainer(config, shape, device, world, lambda sample: made[sample].completion.sample)
@@ -84,6 +88,15 @@ class TrainWorker(BaseWorker):
         self.own(self.trainer, scorer, GaeEstimator(self.trainer), self.device_switch, self.saver)
         set_status(doing="")
         self.peaks: dict[str, int] = {Phase.START: platform.peak_memory_bytes()}
+
+    def _refuse_what_does_not_fit(self, shape: ModelShape) -> None:
+        """Raise ConfigError where the models alone are larger than this rank's device."""
+        if self.platform.free_and_total_bytes is None:
+            return
+        config, world = self.config, self.world
+        train, rollout = TrainLayout.of(config.parallel, world.size), RolloutLayout.of(config.rollout, world.size)
+        held = rank_bytes(config, shape, train, rollout, world.rank)
+        refuse(memory_problems(config, {world.rank: held}, self.platform.free_and_total_bytes()[1]))
 
     def do(self, name: str, arguments: dict[str, Any]) -> Any:
         """Do one verb, and remember the memory it took at its peak."""

@@ -1,0 +1,43 @@
+"""Say what the models take of each rank's device, phase by phase."""
+
+from typing import Any
+
+from spmd_rl.errors import refuse
+from spmd_rl.plan.case import Case
+from spmd_rl.rollout.options import memory_of_engine
+from spmd_rl.weights.device_memory import RankBytes, memory_problems, rank_bytes
+
+
+def memory(case: Case, buckets: list[int], device: int | None) -> dict[str, Any]:
+    """Return the bytes of each phase over all ranks, in figures that JSON can hold.
+
+    `buckets`: what each rank holds of a refresh's messages at once. `device`: bytes of one; None: not known. Raises
+    ConfigError, in the words of a run, where the models don't fit.
+    """
+    alike: dict[tuple[object, ...], RankBytes] = {}
+    by_rank: dict[int, RankBytes] = {}
+    for rank in range(case.world_size):
+        at = case.train.coords(rank)
+        place = at.pipeline, at.tensor, at.expert, at.expert_tensor, case.rollout.group_rank(rank), buckets[rank]
+        if place not in alike:
+            held = rank_bytes(case.config, case.shape, case.train, case.rollout, rank, buckets[rank])
+            alike[place] = _with_cache(held, device, case.config.rollout.cache_gib)
+        by_rank[rank] = alike[place]
+    if device is not None:
+        refuse(memory_problems(case.config, by_rank, device))
+    phases = {rank: held.phases() for rank, held in by_rank.items()}
+    spread = {}
+    for phase in phases[0]:
+        sizes = [one[phase] for one in phases.values()]
+        spread[phase] = {"least": min(sizes), "most": max(sizes), "rank_of_most": sizes.index(max(sizes))}
+        if device is not None:
+            spread[phase]["margin"] = device - max(sizes)
+    return {"device_bytes": device, "cache_left_to_the_device": case.config.rollout.cache_gib is None, "phases": spread}
+
+
+def _with_cache(held: RankBytes, device: int | None, cache_gib: float | None) -> RankBytes:
+    if device is None:
+        return held
+    # Refuses an engine that does not fit.
+    _, cache = memory_of_engine(device, device, held.engine, None if cache_gib is None else held.cache)
+    return RankBytes(held.learners, held.reference, held.judges, held.engine, cache, held.buckets)

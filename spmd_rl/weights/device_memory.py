@@ -1,0 +1,168 @@
+"""Count what a rank's models take of its device in each phase; what a pass computes in between is not in it."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from spmd_rl.config.check_critic import read_critic
+from spmd_rl.config.check_reward_models import read_reward_shape
+from spmd_rl.config.config import Config
+from spmd_rl.config.names import Phase
+from spmd_rl.distributed.layout import RolloutLayout, TrainLayout
+from spmd_rl.errors import ConfigError, Problem
+from spmd_rl.models.model_shape import ModelShape
+from spmd_rl.weights.families import megatron_shard, vllm_shard
+from spmd_rl.weights.transfer.boxes import Index
+
+BYTES = {"float32": 4, "bfloat16": 2}
+_GRADIENT, _MASTER, _MOMENTS = 4, 4, 8
+"""Bytes of a parameter: gradients are summed in float32; AdamW has two moments, and in half precision its own weights.
+"""
+_VISION, _PROJECTOR = "visual.", "visual.merger."
+
+
+@dataclass(frozen=True)
+class LearnerBytes:
+    """Hold what a model in training takes on one rank."""
+
+    weights: int
+    gradients: int
+    masters: int
+    """Of the optimizer: its float32 weights, from the start."""
+    moments: int
+    """Of the optimizer, from its first step."""
+
+    @property
+    def optimizer(self) -> int:
+        """Bytes of all that the optimizer keeps."""
+        return self.masters + self.moments
+
+
+@dataclass(frozen=True)
+class RankBytes:
+    """Hold what one rank's models take, each where it is."""
+
+    learners: Mapping[str, LearnerBytes]
+    """`policy` first."""
+    reference: int = 0
+    judges: Mapping[str, int] = field(default_factory=dict)
+    """Reward models, by name."""
+    engine: int = 0
+    """Weights of vLLM."""
+    cache: int = 0
+    buckets: int = 0
+    """Messages of a refresh that are held at once."""
+
+    def phases(self) -> dict[str, int]:
+        """Return the bytes on the device at the peak of each phase, in the order of a step."""
+        policy, awake = self.learners["policy"], self.engine + self.cache
+        found: dict[str, int] = {
+            Phase.START: max(self._building(), awake),
+            Phase.TO_ROLLOUT: max(policy.weights + self.engine + self.buckets, awake),
+            Phase.ROLLOUT: awake,
+            Phase.TO_TRAINING: policy.weights,
+        }
+        if self.judges:
+            found[Phase.REWARD_MODEL] = policy.weights + max(self.judges.values())
+        found[Phase.POLICY_LOGPROBS] = policy.weights
+        if self.reference:
+            found[Phase.REFERENCE_LOGPROBS] = policy.weights + self.reference
+        for name, values, update in (
+            ("critic", Phase.CRITIC_VALUES, Phase.CRITIC_UPDATE),
+            ("policy", None, Phase.UPDATE),
+        ):
+            if name in self.learners:
+                one = self.learners[name]
+                found |= {values: one.weights} if values else {}
+                found[update] = one.weights + one.gradients + one.optimizer
+        found[Phase.CHECKPOINT] = max(one.weights + one.optimizer for one in self.learners.values())
+        return found
+
+    def _building(self) -> int:
+        """Return the peak while the models are built, one beside those that are there."""
+        peak = there = 0
+        for name, one in self.learners.items():
+            # Megatron lays the weights out a second time, beside the gradients; then the optimizer copies its part.
+            peak = max(peak, there + one.weights + one.gradients + max(one.weights, one.masters))
+            there += one.weights + one.masters
+            if name == "policy":
+                peak = max(peak, there + self.reference)
+        return max([peak, *(there + size for size in self.judges.values())])
+
+
+def rank_bytes(
+    config: Config, shape: ModelShape, train: TrainLayout, rollout: RolloutLayout, rank: int, buckets: int = 0
+) -> RankBytes:
+    """Return what a rank's models take. A rollout.cache_gib of None is 0 here, and so is a model that can't be read."""
+    size = BYTES[config.model.dtype]
+    policy = learner_bytes(megatron_shard(shape, train, rank).params, train, config)
+    learners = {"policy": policy}
+    if config.algorithm.uses_critic and (critic := _shape(lambda: read_critic(config).shape, train)):
+        learners["critic"] = learner_bytes(
+            megatron_shard(critic, train.suited_to(critic.layers), rank).params, train, config
+        )
+    judges = {}
+    for name, model in config.reward.models.items():
+        if judge := _shape(lambda name=name, model=model: read_reward_shape(name, model), train):
+            shard = megatron_shard(judge, train.suited_to(judge.layers), rank)
+            judges[name] = shard.elements * BYTES[model.dtype or config.model.dtype]
+    return RankBytes(
+        learners,
+        policy.weights if config.algorithm.uses_reference else 0,
+        judges,
+        vllm_shard(shape, rollout, rank).elements * size,
+        int((config.rollout.cache_gib or 0) * 2**30),
+        buckets,
+    )
+
+
+def _shape(read: Callable[[], ModelShape], train: TrainLayout) -> ModelShape | None:
+    try:
+        found = read()
+    except ConfigError:  # it is among what a run is refused for
+        return None
+    return found if found.layers >= train.pipeline * train.virtual else None
+
+
+def learner_bytes(params: Mapping[str, Index], train: TrainLayout, config: Config) -> LearnerBytes:
+    """Return what training these parameters of a rank takes; the optimizer's part is shared by the ranks that hold the
+    same."""
+    size = BYTES[config.model.dtype]
+    shares = train.data * train.context
+    expert_shares = train.stage_ranks // (train.expert * train.expert_tensor)
+    trained = part = 0
+    for name, extent in params.items():
+        if _frozen(name, config.model.freeze):
+            continue
+        elements = math.prod(extent)
+        trained += elements
+        part += elements // (expert_shares if ".experts." in name else shares)
+    weights = size * sum(map(math.prod, params.values()))
+    return LearnerBytes(weights, _GRADIENT * trained, _MASTER * part if size == 2 else 0, _MOMENTS * part)
+
+
+def _frozen(name: str, parts: tuple[str, ...]) -> bool:
+    if _VISION not in name:
+        return False
+    return ("projector" if _PROJECTOR in name else "vision") in parts
+
+
+def memory_problems(config: Config, by_rank: Mapping[int, RankBytes], device: int) -> list[Problem]:
+    """Return that a rank's models don't fit into a device of so many bytes, of the rank and phase that need most."""
+    peaks = {(rank, phase): size for rank, held in by_rank.items() for phase, size in held.phases().items()}
+    (rank, phase), most = max(peaks.items(), key=lambda item: item[1])
+    if most <= device:
+        return []
+    held, gib = by_rank[rank], 2**30
+    if most == held.engine + held.cache:
+        parts = {"the engine's weights": held.engine, "its cache": held.cache}
+        knob, value, way = "rollout.cache_gib", config.rollout.cache_gib, "lower it, or raise rollout.tensor"
+    else:
+        name = "critic" if phase in (Phase.CRITIC_VALUES, Phase.CRITIC_UPDATE) else "policy"
+        one = held.learners[name]
+        parts = {"weights": one.weights, "gradients": one.gradients, "optimizer": one.optimizer}
+        knob, value = "parallel.tensor", config.parallel.tensor
+        way = "raise it, parallel.pipeline or parallel.expert, or start more ranks, which share the optimizer"
+    sizes = ", ".join(f"{name} {size / gib:.2f}" for name, size in parts.items())
+    met = f"in {phase} rank {rank} holds {most / gib:.2f} GiB of models ({sizes}), and a device has {device / gib:.2f}"
+    return [Problem(knob, value, met, way)]
