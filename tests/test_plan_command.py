@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from models.test_qwen2_5_vl import PUBLISHED as QWEN2_5_VL_3B
 
 from spmd_rl.plan.__main__ import main
 from spmd_rl.plan.text import in_bytes
@@ -93,6 +94,15 @@ def test_a_model_of_671_billion_parameters_is_planned_for_384_ranks_from_its_con
     assert [entry["tensors"].rpartition(".experts.")[2] for entry in answer["largest_kinds"][:3]] == [
         f"*.{name}_proj.weight" for name in ("down", "gate", "up")
     ]
+
+
+def test_a_model_that_sees_is_planned_with_its_tower(run):
+    out = run(QWEN2_5_VL_3B, "--world-size", "8")
+    assert "32 layers and a projector, 0.669 billion of the parameters" in out
+    assert "the first refresh alone moves them" in out
+    some = run(QWEN2_5_VL_3B, "--world-size", "8", "--model.freeze", "vision")
+    assert "the first refresh alone moves 0.632 billion of them" in some
+    assert "refresh alone" not in run(QWEN2_5_VL_3B, "--world-size", "8", "--model.freeze", "none")
 
 
 def test_a_person_reads_layouts_rounds_and_sizes_with_units(run):

@@ -193,6 +193,9 @@ class TrainConfig:
     tokens_per_microbatch: MayDiffer[PositiveInt | None] = None
     """Tokens in one forward and backward pass of a data-parallel rank: what training memory depends on; the ranks of
     parallel.context share them. Gradients do not depend on it. None: 4096 on CPUs, 16384 on accelerators."""
+    patches_per_microbatch: MayDiffer[PositiveInt | None] = None
+    """Patches of images in one such pass; a prompt that shows more has passes of its own. None: as many as come with
+    the tokens. Gradients do not depend on it."""
     logprob_chunk_tokens: MayDiffer[PositiveInt] = 1024
     """Tokens whose logits exist at the same time. Memory only; results do not depend on it."""
     share_prompts: MayDiffer[bool] = True

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import accumulate, pairwise
+from math import ceil
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -38,18 +39,26 @@ class _Unit(NamedTuple):
     """Samples of one prompt that are not parted any more."""
 
     tokens: int
-    """Laid down for it; a response's last token predicts nothing and is left out."""
+    """Laid down for it; a response's last token predicts nothing and is left out. More where its patches take more of
+    their budget than that is of the tokens'."""
     tickets: list[Ticket]
 
 
 def plan_microbatches(
-    tickets: Sequence[Ticket], data_parallel: int, minibatches: int, budget_tokens: int, share_prompts: bool
+    tickets: Sequence[Ticket],
+    data_parallel: int,
+    minibatches: int,
+    budget_tokens: int,
+    share_prompts: bool,
+    budget_patches: int | None = None,
 ) -> Plan:
     """Deal the samples of a rollout to mini-batches, data-parallel ranks and micro-batches.
 
     Mini-batches hold whole prompts, in order. Within one, the ranks get about the same number of tokens, no micro-batch
-    more than `budget_tokens`, and every rank the same number of micro-batches.
+    more than `budget_tokens`, and every rank the same number of micro-batches. `budget_patches`: a micro-batch of
+    several units shows no more of them; a unit with more is alone.
     """
+    scale = budget_tokens / budget_patches if budget_patches else 0.0
     groups: dict[int, list[Ticket]] = {}
     for ticket in sorted(tickets, key=attrgetter("id")):
         groups.setdefault(ticket.group, []).append(ticket)
@@ -58,8 +67,10 @@ def plan_microbatches(
     plans = []
     for index in range(count):
         part = prompts[len(prompts) * index // count : len(prompts) * (index + 1) // count]
-        units = [unit for prompt in part for unit in _within_budget(groups[prompt], budget_tokens, share_prompts)]
-        ranks = _spread(_longest_first(_at_least(units, data_parallel, share_prompts)), data_parallel)
+        units = [
+            unit for prompt in part for unit in _within_budget(groups[prompt], budget_tokens, share_prompts, scale)
+        ]
+        ranks = _spread(_longest_first(_at_least(units, data_parallel, share_prompts, scale)), data_parallel)
         batches = [_first_fit(units, budget_tokens) for units in ranks]
         most = max(len(batch) for batch in batches)
         plans.append(
@@ -74,12 +85,14 @@ def plan_microbatches(
     return Plan(plans, share_prompts)
 
 
-def _unit(tickets: list[Ticket], share: bool) -> _Unit:
+def _unit(tickets: list[Ticket], share: bool, scale: float) -> _Unit:
+    """`scale`: what a patch counts for, in tokens."""
     prompts = tickets[0].prompt_tokens * (1 if share else len(tickets))
-    return _Unit(prompts + sum([ticket.response_tokens for ticket in tickets]) - len(tickets), tickets)
+    tokens = prompts + sum([ticket.response_tokens for ticket in tickets]) - len(tickets)
+    return _Unit(max(tokens, ceil(scale * tickets[0].patches)), tickets)
 
 
-def _within_budget(group: list[Ticket], budget: int, share: bool) -> list[_Unit]:
+def _within_budget(group: list[Ticket], budget: int, share: bool, scale: float) -> list[_Unit]:
     """Part the group into as few units as fit the budget, of about the same size; each repeats the prompt."""
     size = len(group)
     before = list(accumulate([ticket.response_tokens - 1 for ticket in group], initial=0))
@@ -90,11 +103,11 @@ def _within_budget(group: list[Ticket], budget: int, share: bool) -> list[_Unit]
             for start, end in pairwise(ends)
         ]
         if max(tokens) <= budget:
-            return [_Unit(count, group[start:end]) for count, (start, end) in zip(tokens, pairwise(ends), strict=True)]
-    return [_unit([ticket], share) for ticket in group]
+            return [_unit(group[start:end], share, scale) for start, end in pairwise(ends)]
+    return [_unit([ticket], share, scale) for ticket in group]
 
 
-def _at_least(units: list[_Unit], count: int, share: bool) -> list[_Unit]:
+def _at_least(units: list[_Unit], count: int, share: bool, scale: float) -> list[_Unit]:
     """Halve the largest until there are `count` units, so that no rank idles while another has two samples."""
     if len(units) >= count:
         return units
@@ -105,7 +118,7 @@ def _at_least(units: list[_Unit], count: int, share: bool) -> list[_Unit]:
         _, _, unit = heappop(largest)
         half = len(unit.tickets) // 2
         for tickets in (unit.tickets[:half], unit.tickets[half:]):
-            heappush(largest, (-len(tickets), made, _unit(tickets, share)))
+            heappush(largest, (-len(tickets), made, _unit(tickets, share, scale)))
             made += 1
     return [unit for _, _, unit in largest]
 

@@ -343,6 +343,7 @@ class Ranks:
         }
         holds = [{metric: of_rank[name] for name, metric in HOLDS.items()} for of_rank in costs.holds]
         metrics |= {metric: max(rank[metric] for rank in holds) for metric in HOLDS.values()}
+        metrics |= {f"images/{name}": count for name, count in costs.images.items()}
         moved, self.controller_bytes = self.commands.bytes_moved - self.controller_bytes, self.commands.bytes_moved
         return metrics | {"memory/peak_bytes": max(peaks.values()), "bytes/controller": moved}, holds
 

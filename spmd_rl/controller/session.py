@@ -199,7 +199,12 @@ class Step:
         with self.timed(Phase.ADVANTAGE):
             # Lengths -> balanced, packed micro-batches of each data-parallel rank.
             self.plan = plan_microbatches(
-                tickets, context.data_parallel, train.minibatches, train.tokens_per_microbatch, context.share_prompts
+                tickets,
+                context.data_parallel,
+                train.minibatches,
+                train.tokens_per_microbatch,
+                context.share_prompts,
+                train.patches_per_microbatch,
             )
         with self.timed(Phase.EXCHANGE):
             self.log.add_all(self.ranks.exchange(self.plan))

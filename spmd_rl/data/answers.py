@@ -163,9 +163,13 @@ class Costs(msgspec.Struct):
     """Verb -> memory at its peak, of the hungriest rank."""
     holds: list[dict[str, int]]
     """worker.process_usage.ProcessUsage of each rank."""
+    images: dict[str, int] = {}
+    """Of all ranks together, since the last time: prompts whose images were decoded, and whose features were computed
+    for training; nothing of a model of text."""
 
     def combine(self, other: Self) -> "Costs":
-        return Costs(most(self.peaks, other.peaks), self.holds + other.holds)
+        images = {name: count + other.images[name] for name, count in self.images.items()}
+        return Costs(most(self.peaks, other.peaks), self.holds + other.holds, images)
 
 
 class Progress(msgspec.Struct):

@@ -21,6 +21,8 @@ class Ticket:
     """The step whose weights wrote it."""
     owner: int = 0
     """The rank that made it, and holds it."""
+    patches: int = 0
+    """Of the images that its prompt shows."""
 
     @property
     def tokens(self) -> int:

@@ -27,6 +27,12 @@ class VisionFamily:
     """`module:class` of transformers' vision tower, which is built from Vision.config."""
     positions: Callable[[Sequence[int], Sequence[Grid], Vision], Positions]
     """(token ids of a prompt, the grids of its images, sizes) -> rotary positions."""
+    parts: tuple[tuple[str, str], ...] = (("visual.merger.", "projector"), ("visual.", "vision"))
+    """(beginning of a tensor's name, the part it belongs to, as model.freeze names it): the first that fits."""
+
+    def part(self, tensor: str) -> str:
+        """Return which of the parts that can be frozen a tensor belongs to; "" for those of the decoder."""
+        return next((part for beginning, part in self.parts if tensor.startswith(beginning)), "")
 
 
 @dataclass(frozen=True)

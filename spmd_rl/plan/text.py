@@ -76,6 +76,17 @@ def rank_text(answer: dict[str, Any]) -> str:
     return "\n".join([*lines, *_aside(answer)])
 
 
+def _tower(model: dict[str, Any]) -> list[str]:
+    if "tower" not in model:
+        return []
+    some = "" if model["tower_frozen"] in (0, model["tower"]) else f" {model['tower_frozen'] / 1e9:.3f} billion of"
+    kept = f"; the first refresh alone moves{some} them" if model["tower_frozen"] else ""
+    return [
+        f"{'vision':<12}{model['tower_layers']} layers and a projector, {model['tower'] / 1e9:.3f} billion of the "
+        f"parameters, whole on every rank of the first stage{kept}"
+    ]
+
+
 def _head(answer: dict[str, Any]) -> list[str]:
     model = answer["model"]
     bucket = in_bytes(answer["bucket_bytes"])
@@ -84,6 +95,7 @@ def _head(answer: dict[str, Any]) -> list[str]:
     shipped = "" if model["here"] else " (sizes as shipped)"
     return [
         f"{'model':<12}{Path(model['path']).name}: {model['family']}, {parameters}, {model['dtype']}{shipped}",
+        *_tower(model),
         f"{'ranks':<12}{answer['ranks']}, {answer['ranks_per_node']} on a node{note}",
         f"{'training':<12}{answer['training']}",
         f"{'rollout':<12}{answer['rollout']}",

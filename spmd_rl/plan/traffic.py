@@ -10,6 +10,7 @@ from typing import Any
 from spmd_rl.config.check_critic import read_critic
 from spmd_rl.config.shipped import model_sizes
 from spmd_rl.errors import ConfigError
+from spmd_rl.models import FAMILIES
 from spmd_rl.plan.case import Case, rollout_words, training_words
 from spmd_rl.plan.refresh_stats import RankStats, refresh_stats
 from spmd_rl.platforms import CLUSTER, record
@@ -60,6 +61,7 @@ def weights(case: Case) -> dict[str, Any]:
             "family": case.shape.family,
             "parameters": sum(map(math.prod, hf_tensors(case.shape).values())),
             "dtype": case.config.model.dtype,
+            **tower(case),
         },
         "ranks": world,
         "ranks_per_node": case.ranks_per_node,
@@ -76,6 +78,17 @@ def weights(case: Case) -> dict[str, Any]:
         "largest_kinds": _kinds(tensors, size),
         "by_rank": by_rank,
     }
+
+
+def tower(case: Case) -> dict[str, Any]:
+    """Return the parameters of a vision tower and its projector, and how many of them are frozen: the first refresh
+    moves those, and no other. Nothing of a model of text."""
+    family = FAMILIES[case.shape.family].vision
+    if family is None or case.shape.vision is None:
+        return {}
+    sizes = {name: math.prod(size) for name, size in hf_tensors(case.shape).items() if family.part(name)}
+    frozen = [size for name, size in sizes.items() if family.part(name) in case.config.model.freeze]
+    return {"tower_layers": case.shape.vision.layers, "tower": sum(sizes.values()), "tower_frozen": sum(frozen)}
 
 
 def critic_bytes(case: Case) -> list[int]:

@@ -21,6 +21,10 @@ class Weights(Mapping[str, torch.Tensor]):
             name: [one for one in attentions if one.kv_b_proj.weight is parameter]
             for name, parameter in self._parameters.items()
         }
+        self.kept: frozenset[str] = frozenset()
+        """Parameters that are written once, and outlive every sleep afterwards."""
+        self.held: frozenset[str] = frozenset()
+        """Those of them that were written."""
         self._missing = set(self._parameters)
         self._replaced: list[str] = []
 
@@ -39,8 +43,8 @@ class Weights(Mapping[str, torch.Tensor]):
         return self._parameters[name].data
 
     def begin(self) -> None:
-        """Have all parameters written again."""
-        self._missing = set(self._parameters)
+        """Have all parameters written again, but for those that were kept."""
+        self._missing = self._parameters.keys() - self.held
 
     def replaced(self, before: Mapping[str, torch.nn.Parameter]) -> None:
         """Write from now on into the parameters that took the places of those `before`.
@@ -68,6 +72,7 @@ class Weights(Mapping[str, torch.Tensor]):
             runs = torch.nn.Parameter(self._parameters[name].data.transpose(1, 2), requires_grad=False)
             setattr(self.model.get_submodule(owner), attribute, runs)
         self._replaced = []
+        self.held = self.kept
 
 
 class SleepMode:
@@ -77,12 +82,16 @@ class SleepMode:
         self.llm, self.weights = llm, Weights(runner.get_model(), runner.model_config.dtype)
         self._plain: list[tuple[torch.Tensor, torch.Tensor]] | None = None
         """Tensors that sleep loses, and their values: nobody writes them again."""
+        self._kept: dict[str, torch.Tensor] = {}
+        """Values of the parameters that are kept, on the host."""
 
     def sleep(self) -> None:
         """Give the memory of weights and cache back; both are lost."""
         if self._plain is None:
             found = plain_tensors(self.weights.model, _dispatchers())
             self._plain = [(tensor, tensor.to("cpu", copy=True)) for tensor in found]
+        if not self._kept:
+            self._kept = {name: self.weights.plain(name).to("cpu", copy=True) for name in self.weights.held}
         self.llm.sleep(level=2)
 
     def wake_weights(self) -> None:
@@ -92,6 +101,8 @@ class SleepMode:
         self.weights.replaced(before)
         for tensor, values in self._plain or ():
             tensor.copy_(values)
+        for name, values in self._kept.items():
+            self.weights.plain(name).copy_(values)
 
     def wake_cache(self) -> None:
         """Make room for the cache."""

@@ -70,6 +70,8 @@ class PackedWeights(Weights):
     def __getitem__(self, name: str) -> torch.Tensor:
         if name in self._lent:
             return self._lent[name]
+        if name in self.held:
+            return self._memory[name].held.data
         assert name in self._missing, f"{name} is written, and packed"
         self._memory[name].make_room()
         return self._memory[name].plain
@@ -100,12 +102,13 @@ class PackedWeights(Weights):
         super().written(name)
         packs = [packed.pack(attribute, values) for packed, attribute in memory.packers]
         # Without a packed form on this machine the layers read it as it is.
-        if not memory.read_plain and all(packs):
+        if not memory.read_plain and all(packs) and name not in self.kept:
             memory.release()
 
     def release(self) -> None:
-        """Give all memory back; the values are lost."""
-        for memory in (*self._memory.values(), *(one for derived in self._derived.values() for one in derived)):
+        """Give all memory back; the values are lost, but for those that are kept."""
+        own = [memory for name, memory in self._memory.items() if name not in self.held]
+        for memory in (*own, *(one for derived in self._derived.values() for one in derived)):
             memory.release()
             for packed, attribute in memory.packers:
                 packed.unpack(attribute)

@@ -17,7 +17,7 @@ from spmd_rl.training.layers import RMSNorm, layer_spec, mark_parameters
 from spmd_rl.training.packing import PackedTokens
 from spmd_rl.training.rotary import LatentRotary, PositionRotary, angle_factor, inverse_frequencies
 from spmd_rl.training.value_head import ValueHead
-from spmd_rl.training.vision import build_tower, show
+from spmd_rl.training.vision import Features, build_tower, show
 
 
 class ModelChunk(GPTModel):
@@ -33,7 +33,7 @@ class ModelChunk(GPTModel):
         if hasattr(self, "visual"):
             hidden = self.embedding(input_ids, None)  # [C, 1, H]
             options["decoder_input"] = show(
-                hidden, self.visual, packed_seq_params.images, self.config.sequence_parallel
+                hidden, self.visual, self.features, packed_seq_params.images, self.config.sequence_parallel
             )
         return super().forward(input_ids, *arguments, packed_seq_params=packed_seq_params, **options)
 
@@ -120,7 +120,7 @@ def _build_chunk(shape: ModelShape, layers: range, config: TransformerConfig, nu
         scatter_embedding_sequence_parallel=shape.vision is None,
     )
     if shape.vision is not None and chunk.pre_process:
-        chunk.visual = build_tower(shape, config.params_dtype)
+        chunk.visual, chunk.features = build_tower(shape, config.params_dtype), Features()
     frequencies = inverse_frequencies(shape)
     if shape.mla is None:
         chunk.rotary_pos_emb = PositionRotary(frequencies, shape.rope_axes)

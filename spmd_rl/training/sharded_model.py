@@ -52,7 +52,7 @@ class ShardedModel:
         with doing("builds the model"):
             self.module = build_model(shape, layout, megatron).to(device)
         for tower in (chunk.visual for chunk in self.module if hasattr(chunk, "visual")):
-            freeze(tower, config.model.freeze)
+            freeze(tower, shape, config.model.freeze)
         with doing(f"loads weights from {path}"):
             load_shard(path, self.shard, self.weights(), stored or shape, (SCORE,) if stored else ())
         self._offloaded: Offloaded | None = None

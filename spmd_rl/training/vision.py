@@ -2,8 +2,10 @@
 
 import importlib
 import json
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from megatron.core.tensor_parallel.mappings import scatter_to_sequence_parallel_region
@@ -14,13 +16,26 @@ from spmd_rl.models.model_shape import ModelShape
 
 Pixels = Callable[[Sample], torch.Tensor]
 """Return the patches of a sample's images [patches, elements of a patch]."""
-PROJECTOR = "merger."
-"""Begins the names of a tower's parameters that turn its features into tokens of the decoder."""
+ROW = "prompt_row"
+"""A sample's field: the row of the prompts to train on that it is from; what shows the same images has the same."""
+_KEPT_BYTES = 1 << 28
 
 
 def pixels_of(sample: Sample) -> torch.Tensor:
     """Return the patches that travel with a sample."""
     return sample.fields["pixel_values"]
+
+
+@dataclass(frozen=True)
+class PromptPixels:
+    """Hold how to come by the images of one prompt; they are decoded where their features are missing."""
+
+    row: int | None
+    """None: of no row that is known by a number."""
+    read: Callable[[], torch.Tensor]
+    """Return their patches [patches, elements of a patch]."""
+    grids: torch.Tensor
+    """Frames, rows and columns of each [images, 3]."""
 
 
 @dataclass
@@ -30,10 +45,7 @@ class Images:
     F features of all images; a chunk of C tokens shows f of them.
     """
 
-    pixels: torch.Tensor
-    """[patches, elements of a patch]."""
-    grids: torch.Tensor
-    """Frames, rows and columns of each image [images, 3]."""
+    prompts: list[PromptPixels]
     places: torch.Tensor
     """Index in [0, C) of each image token [f]."""
     rows: torch.Tensor
@@ -46,8 +58,7 @@ class ImageLayout:
     def __init__(self, pixels: Pixels | None):
         """`pixels` None: this rank has no tower, and needs none."""
         self._pixels = pixels
-        self._found: list[torch.Tensor] = []
-        self._grids: list[torch.Tensor] = []
+        self._prompts: list[PromptPixels] = []
         self._places: list[torch.Tensor] = []
         self._rows: list[torch.Tensor] = []
         self._features = 0
@@ -58,8 +69,8 @@ class ImageLayout:
             return
         places = sample.fields["image_places"]
         if not again:
-            self._found.append(self._pixels(sample))
-            self._grids.append(sample.fields["image_grids"])
+            row = int(sample.fields[ROW]) if ROW in sample.fields else None
+            self._prompts.append(PromptPixels(row, partial(self._pixels, sample), sample.fields["image_grids"]))
             self._features += len(places)
         first = self._features - len(places)
         self._places.append(places + start)
@@ -72,8 +83,7 @@ class ImageLayout:
         places, rows = torch.cat(self._places), torch.cat(self._rows)
         inside = (places >= start) & (places < end)
         return Images(
-            pixels=torch.cat(self._found).to(device),
-            grids=torch.cat(self._grids).to(device),
+            prompts=self._prompts,
             places=(places[inside] - start).to(device),
             rows=rows[inside].to(device),
         )
@@ -89,22 +99,61 @@ def build_tower(shape: ModelShape, dtype: torch.dtype) -> torch.nn.Module:
     return tower._from_config(config, attn_implementation="sdpa", dtype=dtype)
 
 
-def freeze(tower: torch.nn.Module, frozen: Sequence[str]) -> None:
-    """Leave the parts named `vision` and `projector` as they are: no gradient, no optimizer state."""
+def is_frozen(shape: ModelShape, tensor: str, frozen: Sequence[str]) -> bool:
+    """Return True for a tensor that training leaves as it is; `frozen`: as model.freeze names the parts."""
+    family = FAMILIES[shape.family].vision
+    return family is not None and family.part(tensor) in frozen
+
+
+def freeze(tower: torch.nn.Module, shape: ModelShape, frozen: Sequence[str]) -> None:
+    """Leave the frozen parts as they are: no gradient, no optimizer state."""
     for name, parameter in tower.named_parameters():
-        parameter.requires_grad_(("projector" if name.startswith(PROJECTOR) else "vision") not in frozen)
+        parameter.requires_grad_(not is_frozen(shape, f"visual.{name}", frozen))
 
 
-def show(hidden: torch.Tensor, tower: torch.nn.Module, images: Images | None, scatter: bool) -> torch.Tensor:
+class Features:
+    """What a vision tower makes of images; of a frozen one the features that were used last are kept, on the host."""
+
+    def __init__(self) -> None:
+        self.computed = 0
+        """Prompts whose images went through the tower."""
+        self._kept: OrderedDict[int, torch.Tensor] = OrderedDict()
+
+    def of(self, tower: torch.nn.Module, prompts: Sequence[PromptPixels], device: torch.device) -> torch.Tensor:
+        """Return the features of all images [F, H], on the device.
+
+        A frozen tower looks at each prompt by itself: its features have the same bits in every micro-batch.
+        """
+        if any(parameter.requires_grad for parameter in tower.parameters()):
+            return self._computed(tower, prompts, device)
+        with torch.no_grad():
+            return torch.cat([self._once(tower, prompt, device) for prompt in prompts])
+
+    def _once(self, tower: torch.nn.Module, prompt: PromptPixels, device: torch.device) -> torch.Tensor:
+        if prompt.row is None:
+            return self._computed(tower, [prompt], device)
+        if prompt.row not in self._kept:
+            self._kept[prompt.row] = self._computed(tower, [prompt], device).cpu()
+            while len(self._kept) > 1 and sum(one.nbytes for one in self._kept.values()) > _KEPT_BYTES:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(prompt.row)
+        return self._kept[prompt.row].to(device)
+
+    def _computed(self, tower: torch.nn.Module, prompts: Sequence[PromptPixels], device: torch.device) -> torch.Tensor:
+        self.computed += len(prompts)
+        pixels = torch.cat([prompt.read() for prompt in prompts]).to(device, next(tower.parameters()).dtype)
+        return tower(pixels, grid_thw=torch.cat([prompt.grids for prompt in prompts]).to(device)).pooler_output
+
+
+def show(
+    hidden: torch.Tensor, tower: torch.nn.Module, features: Features, images: Images | None, scatter: bool
+) -> torch.Tensor:
     """Put the features of images in place of their tokens' embeddings: [C, 1, H] -> [C/tp or C, 1, H].
 
     `scatter`: with sequence parallel, which begins here: an image may span the parts of several ranks.
     """
     if images is not None:
-        trained = any(parameter.requires_grad for parameter in tower.parameters())
-        with torch.set_grad_enabled(trained and torch.is_grad_enabled()):
-            pixels = images.pixels.to(next(tower.parameters()).dtype)
-            features = tower(pixels, grid_thw=images.grids).pooler_output  # [F, H]
-        shown = features.index_select(0, images.rows).to(hidden.dtype)
+        found = features.of(tower, images.prompts, hidden.device)
+        shown = found.index_select(0, images.rows).to(hidden.dtype)
         hidden = hidden.index_copy(0, images.places, shown[:, None])
     return scatter_to_sequence_parallel_region(hidden) if scatter else hidden

@@ -1,6 +1,6 @@
 """Switch the device between the learners and the engine, which never hold it both in full; and refresh the engine."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,8 +13,9 @@ from spmd_rl.distributed.world import World
 from spmd_rl.platforms.platform import Platform
 from spmd_rl.rollout.engine import Engine
 from spmd_rl.training.learner import take_turns
+from spmd_rl.training.vision import is_frozen
 from spmd_rl.weights.families import megatron_shard, vllm_shard
-from spmd_rl.weights.transfer.boxes import common_boxes
+from spmd_rl.weights.transfer.boxes import Shard, common_boxes
 from spmd_rl.weights.transfer.checksum import Checksums, verify
 from spmd_rl.weights.transfer.transfer_schedule import Schedule, bucket_of_bytes
 from spmd_rl.weights.transfer.weight_transfer import WeightTransfer
@@ -39,15 +40,10 @@ class DeviceSwitch:
         self.policy = self.trainer.models["policy"]
         shape, rank, ranks = self.policy.shape, self.world.rank, range(self.world.size)
         self.sources = sources = [megatron_shard(shape, self.trainer.layout, other) for other in ranks]
-        destinations = [vllm_shard(shape, self.rollout_layout, other) for other in ranks]
-        bucket = bucket_of_bytes(self.bucket_bytes, self.policy.dtype.itemsize)
-        self.mover = WeightTransfer(
-            Schedule(sources, destinations, self.world.ranks_per_node, bucket).plan(rank),
-            sources[rank],
-            control=self.world.payload,
-            sources=sources,
-        )
+        self.destinations = destinations = [vllm_shard(shape, self.rollout_layout, other) for other in ranks]
+        self.mover = self._mover(destinations)
         self.destination = destinations[rank]
+        self.engine.weights.kept = frozenset(self._frozen(self.destination))
         boxes = common_boxes([*sources, *destinations])
         self.trained = Checksums(sources[rank], boxes, "training")
         self.rolled_out = Checksums(destinations[rank], boxes, "rollout")
@@ -78,8 +74,15 @@ class DeviceSwitch:
             self.rolled_out.update(name, engine[name])
             engine.written(name)
 
+        held = engine.held
+        if held and self.mover.plan.destination is self.destination:
+            shards = {id(shard): shard.without(self._frozen(shard)) for shard in self.destinations}
+            self.mover = self._mover([shards[id(shard)] for shard in self.destinations])
         traffic = self.mover.run(policy, engine, written)
         with doing("compares checksums"):
+            for name in held:
+                self.on_written(name, engine[name])
+                self.rolled_out.update(name, engine[name])
             self.trained.update_all(policy)
             verify([self.trained, self.rolled_out], self.world.size, self.world.payload)
         engine.end()
@@ -91,6 +94,20 @@ class DeviceSwitch:
         if canary and self.consistency is not None:
             self.consistency.generate()
         return Refreshed(traffic.network_bytes, traffic.local_bytes)
+
+    def _mover(self, destinations: Sequence[Shard]) -> WeightTransfer:
+        bucket, rank = bucket_of_bytes(self.bucket_bytes, self.policy.dtype.itemsize), self.world.rank
+        plan = Schedule(self.sources, destinations, self.world.ranks_per_node, bucket).plan(rank)
+        return WeightTransfer(plan, self.sources[rank], control=self.world.payload, sources=self.sources)
+
+    def _frozen(self, shard: Shard) -> list[str]:
+        """Return the parameters that training leaves as they are: one refresh writes them for the whole run."""
+        shape, frozen = self.policy.shape, self.trainer.config.model.freeze
+        return [
+            name
+            for name, pieces in shard.by_param.items()
+            if pieces and all(is_frozen(shape, piece.tensor, frozen) for piece in pieces)
+        ]
 
     @verb
     def to_training(self) -> float | None:

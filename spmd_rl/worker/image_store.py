@@ -11,10 +11,9 @@ from spmd_rl.distributed.sample import Sample
 from spmd_rl.models import FAMILIES
 from spmd_rl.models.model_shape import ModelShape
 from spmd_rl.rollout.requests import PromptImages
+from spmd_rl.training.vision import ROW
 
 _KEPT_BYTES = 1 << 28
-_ROW = "prompt_row"
-"""A sample's field: the row of the prompts to train on that it is from."""
 
 
 class ImageStore:
@@ -42,7 +41,7 @@ class ImageStore:
 
     def pixels(self, sample: Sample) -> torch.Tensor:
         """Return the patches of a sample's images, which its rank decodes: they don't travel."""
-        images = self.of("train", int(sample.fields[_ROW]))
+        images = self.of("train", int(sample.fields[ROW]))
         assert images is not None
         return images.pixels
 
@@ -69,6 +68,6 @@ class ImageStore:
             "positions": torch.tensor(family.positions(prompt.token_ids, grids, vision)),
             "image_places": places,
             "image_grids": torch.tensor(grids),
-            _ROW: torch.tensor(row),
+            ROW: torch.tensor(row),
         }
         return PromptImages(torch.from_numpy(pixels), grids, spans, fields)

@@ -123,6 +123,7 @@ class Rollouts:
                 finish_reason=completion.finish_reason,
                 policy_version=step,
                 owner=self.rank,
+                patches=prompts[(completion.sample.id - first_id) // samples_per_prompt].patches,
             )
             for completion in made
         ]

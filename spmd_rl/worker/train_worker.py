@@ -49,6 +49,7 @@ class TrainWorker(BaseWorker):
         self.config, self.platform, self.world = config, platform, world
         self.footprints = ProcessUsageMeter()
         self._refuse_what_does_not_fit(shape)
+        self._counted: dict[str, int] = {}
         made: dict[int, Made] = {}
         device = platform.device(world.local_rank)
         self.trainer = Trainer(config, shape, device, world, lambda sample: made[sample].completion.sample)
@@ -111,4 +112,15 @@ class TrainWorker(BaseWorker):
     def costs(self) -> Costs:
         """Return the memory that each verb took at its peak since the last time, and what this rank holds now."""
         peaks, self.peaks = self.peaks, {}
-        return Costs(peaks, [asdict(self.footprints.now())])
+        return Costs(peaks, [asdict(self.footprints.now())], self._images())
+
+    def _images(self) -> dict[str, int]:
+        """Return how often images were decoded and encoded since the last time."""
+        if self.shape.vision is None:
+            return {}
+        towers = [
+            chunk.features for model in self.models.values() for chunk in model.module if hasattr(chunk, "features")
+        ]
+        now = {"decoded": self.images.decoded, "encoded": sum(features.computed for features in towers)}
+        before, self._counted = self._counted, now
+        return {name: count - before.get(name, 0) for name, count in now.items()}

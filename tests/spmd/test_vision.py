@@ -19,7 +19,7 @@ from tiny_tokenizer import make_tokenizer
 
 pytestmark = pytest.mark.engine
 
-STEPS = 3
+STEPS, PROMPTS = 3, 4
 DATA = Path(os.environ.get("SPMD_RL_TEST_DATA", ROOT.parent / "shared" / "data")) / "geo3k" / "geo3k_sample.parquet"
 SETTINGS = {
     "data": {
@@ -30,7 +30,7 @@ SETTINGS = {
         "eval_problems": 0,
     },
     "rollout": {"cache_gib": 0.05},
-    "train": {"steps": STEPS, "tokens_per_microbatch": 1200},
+    "train": {"steps": STEPS, "prompts_per_step": PROMPTS, "tokens_per_microbatch": 1200, "minibatches": 2},
     "checkpoint": {"every_steps": 2, "keep_last": 9},
 }
 
@@ -70,6 +70,23 @@ def test_a_frozen_tower_and_its_projector_are_the_same_bits_after_training(finis
     assert before.keys() == after.keys()
     same = {name for name, tensor in before.items() if torch.equal(tensor, after[name])}
     assert same == {name for name in before if name.startswith("visual.")}
+
+
+def test_a_refresh_moves_nothing_of_a_frozen_tower_but_the_first(finished):
+    tensors = load_file(finished.root / "model" / "model.safetensors")
+    frozen = sum(tensor.nbytes for name, tensor in tensors.items() if name.startswith("visual."))
+    moved = [sum(row[f"bytes/reshard_to_infer/{way}"] for way in ("local", "network")) for row in finished.rows]
+    assert moved[0] == sum(tensor.nbytes for tensor in tensors.values())
+    assert moved[1:] == [moved[0] - frozen] * (STEPS - 1)
+
+
+def test_a_prompt_goes_through_the_tower_once_for_all_samples_of_its_group_and_all_passes(finished):
+    # Two mini-batches: the policy scores a prompt's samples, the reference where there is one, and the policy learns.
+    first, *others = [row["images/encoded"] for row in finished.rows]
+    assert others == [PROMPTS] * (STEPS - 1)
+    assert first == PROMPTS + 2, "and the canary's prompt, on both ranks"
+    # Who generates decodes, and who trains where that is another rank.
+    assert all(PROMPTS <= row["images/decoded"] <= 2 * PROMPTS + 2 for row in finished.rows)
 
 
 @pytest.mark.slow

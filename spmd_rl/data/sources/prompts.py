@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any, Literal
 
 from spmd_rl.config.config import Config
@@ -51,6 +52,11 @@ class Prompt:
     """Not decoded."""
     grids: tuple[Grid, ...] = ()
     """Of each picture: what it is as patches."""
+
+    @property
+    def patches(self) -> int:
+        """Return the patches of all its pictures."""
+        return sum(map(prod, self.grids))
 
 
 @dataclass(frozen=True)

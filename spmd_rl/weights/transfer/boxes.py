@@ -1,7 +1,7 @@
 """Cut Hugging Face tensors into boxes, and place them in shards: the algebra that every use of the weights shares."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise, product
@@ -103,6 +103,13 @@ class Shard:
     def elements(self) -> int:
         """Number of elements, padding included."""
         return sum(math.prod(shape) for shape in self.params.values())
+
+    def without(self, params: Collection[str]) -> "Shard":
+        """Return the shard without some of its parameters; the same object where none of them is in it."""
+        if not any(name in self.params for name in params):
+            return self
+        left = {name: shape for name, shape in self.params.items() if name not in params}
+        return Shard(left, tuple(piece for piece in self.pieces if piece.param in left))
 
     def padded(self, param: str) -> bool:
         """Tell a parameter that has elements from no Hugging Face tensor."""
