@@ -76,7 +76,7 @@ class Program(Protocol):
     """The directory that it writes to."""
     trains: bool
     begun: bool
-    """Whether this rank serves: the program's directory is its own."""
+    """True where this rank serves: the program's directory is its own."""
 
     def read(self) -> Inputs:
         """Read what every rank reads. Raises ValueError for what a user can change, as `build` does."""

@@ -1,4 +1,4 @@
-"""What all tests share: tiny random models, made once, and a real small one."""
+"""Make what all tests share: tiny random models, made once, and a real small one."""
 
 import os
 import random

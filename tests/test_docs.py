@@ -1,4 +1,4 @@
-"""What README and docs tell a reader to type: files and modules that are there, settings, tools that answer."""
+"""Test what README and docs tell a reader to type: files and modules that are there, settings, tools that answer."""
 
 import re
 import subprocess

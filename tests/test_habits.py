@@ -1,4 +1,4 @@
-"""What this project keeps to beside its code's behaviour: a table of laws, types, and nothing that nobody uses."""
+"""Test what this project keeps to beside its code's behaviour: a table of laws, types, and nothing that nobody uses."""
 
 import re
 import subprocess
@@ -49,6 +49,12 @@ def test_types_hold_in_what_decides_and_what_travels():
 def test_any_is_said_no_more_often_than_before():
     lines = [line for path in (ROOT / "spmd_rl").rglob("*.py") for line in path.read_text().splitlines()]
     assert sum(bool(re.search(r"\bAny\b", line)) for line in lines) <= MOST_ANY
+
+
+def test_docstrings_say_what_is_done_and_do_not_ask():
+    files = [path for place in ("spmd_rl", "tools", "tests", "launch") for path in (ROOT / place).rglob("*.py")]
+    asks = re.compile(r'^ *"""(What|Whether|How|Where|Who)\b', re.MULTILINE)
+    assert sum(len(asks.findall(path.read_text())) for path in files) < 20
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-"""What the program looks at before ranks meet, asked without starting any."""
+"""Test what the program looks at before ranks meet, asked without starting any."""
 
 import json
 import shutil

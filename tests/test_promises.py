@@ -1,4 +1,4 @@
-"""What users hold on to stays: settings with their defaults (metrics and files: tests/spmd/test_program.py)."""
+"""Test that what users hold on to stays: settings, their defaults (metrics and files: tests/spmd/test_program.py)."""
 
 import re
 import subprocess

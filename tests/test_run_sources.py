@@ -1,4 +1,4 @@
-"""What a run learns from is known again when it goes on."""
+"""Test that what a run learns from is known again when it goes on."""
 
 from spmd_rl.data.sources.prompts import Prompt
 from spmd_rl.runtime.sources import changed_sources, sources

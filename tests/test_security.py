@@ -1,4 +1,4 @@
-"""What the source must not do with what comes from outside, read from the source alone."""
+"""Test what the source must not do with what comes from outside, read from the source alone."""
 
 import ast
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ ALLOWED = {
 
 
 def uses(tree: ast.AST) -> Iterator[tuple[str, int]]:
-    """What a file does that could carry out something from outside: a name, and the line."""
+    """Return what a file does that could carry out something from outside: a name, and the line."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
             module = getattr(node, "module", None)

@@ -1,4 +1,4 @@
-"""What evaluate and chat refuse, all of it at once and before anything starts, in their own words."""
+"""Test what evaluate and chat refuse, all of it at once and before anything starts, in their own words."""
 
 import json
 import shutil

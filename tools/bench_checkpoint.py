@@ -1,4 +1,4 @@
-"""What a checkpoint costs training: `torchrun --nproc_per_node 2 tools/bench_checkpoint.py --model.path DIR`.
+"""Measure what a checkpoint costs training: `torchrun --nproc_per_node 2 tools/bench_checkpoint.py --model.path DIR`.
 
 In one run, on the same ranks and the same state, in turn: saves that are waited for, and saves beside training. Takes
 the settings of spmd_rl.grpo. Prints on rank 0 how long training is kept from going on, what host memory a save takes on
@@ -64,7 +64,7 @@ class Bench:
         self._samples(shape.vocabulary, self.trainer.place.data_rank)
 
     def _samples(self, vocabulary: int, data_rank: int) -> None:
-        """What training steps are made on: 4 random samples, the same on all ranks."""
+        """Return what training steps are made on: 4 random samples, the same on all ranks."""
         import torch
 
         from spmd_rl.controller.planner import plan_microbatches

@@ -1,4 +1,4 @@
-"""What rank 0 costs a step, without devices: `python tools/bench_controller.py [--ranks 64 1024 10000]`.
+"""Measure what rank 0 costs a step, without devices: `python tools/bench_controller.py [--ranks 64 1024 10000]`.
 
 All other ranks are simulated in this process, with the real messages: processor time of rank 0 alone is counted, on one
 core. Beside it what it would send where each rank got the whole plan from rank 0 itself.
@@ -28,7 +28,7 @@ BUDGET_TOKENS = 16_384
 
 
 class Worker:
-    """What a rank answers to the verbs of a step."""
+    """Return what a rank answers to the verbs of a step."""
 
     def __init__(self, ranks: int, samples: int):
         rng = random.Random(1)

@@ -1,4 +1,4 @@
-"""How fast answers are graded, and what responses cost that make sympy hang.
+"""Measure how fast answers are graded, and what responses cost that make sympy hang.
 
 python tools/bench_rewards.py --data gsm8k/test.jsonl
 python tools/bench_rewards.py --data gsm8k/test.jsonl --hanging 20 --of 1000 --workers 2 --timeout 2

@@ -1,4 +1,4 @@
-"""Where a step's time, memory and traffic go: `python tools/bench_step.py --config FILE [--section.key value ...]`.
+"""Tell where a step's time, memory and traffic go: `python tools/bench_step.py --config FILE [--section.key ...]`.
 
 Runs the configuration for a few steps without evaluations and prints the median step after the first, which warms up.
 """

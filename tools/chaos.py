@@ -66,7 +66,7 @@ class Kill:
 
 @dataclass
 class Found:
-    """What must be empty in the end."""
+    """Return what must be empty in the end."""
 
     corrupt: list[str] = field(default_factory=list)
     left_over: list[str] = field(default_factory=list)
@@ -212,7 +212,7 @@ class Chaos:
         return self.run.last_row().get("time", 0.0) > self._row_at_start
 
     def _writing(self) -> list[Path]:
-        """What is being saved by this attempt; not what an earlier one has left or what is being removed."""
+        """Return what is being saved by this attempt; not what an earlier one has left or what is being removed."""
         if not self._new_row():
             return []
         return [path for path in self.run.saving() if ".removed" not in path.name]

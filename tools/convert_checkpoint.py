@@ -139,7 +139,7 @@ def in_flags(message: str) -> str:
 
 
 class Bar:
-    """How far the first process is: a bar on a terminal, else a line every ten seconds."""
+    """Show how far the first process is: a bar on a terminal, else a line every ten seconds."""
 
     def __init__(self) -> None:
         self.shown = os.environ.get("RANK", "0") == "0"

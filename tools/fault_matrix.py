@@ -1,4 +1,4 @@
-"""What a run makes of each fault: `python tools/fault_matrix.py [GROUP ...]` injects them and prints a table.
+"""Tell what a run makes of each fault: `python tools/fault_matrix.py [GROUP ...]` injects them and prints a table.
 
 Every group is one run of a tiny random model on two CPU ranks under `torchrun --max-restarts`, with the faults of the
 group one after another; docs/faults.md holds what it printed. `--list` names the groups, `--keep DIR` keeps the runs.
@@ -32,7 +32,7 @@ class Case:
     fault: str
     """With the rank and the step: faults are told apart by the order in which they strike."""
     by: str
-    """What detects it."""
+    """The name of what detects it."""
     message: str
     """Regular expression of the words; what they match stands in the table. Empty: nothing is said."""
     then: str
@@ -50,7 +50,7 @@ class Group:
 
 @dataclass
 class Seen:
-    """What became of one fault; seconds from the strike."""
+    """Hold what became of one fault; seconds from the strike."""
 
     struck: str = ""
     message: str = ""
@@ -66,7 +66,7 @@ class Outcome:
 
 
 def killed(rank: int) -> str:
-    """What the others say, or torchrun; which of them first is chance."""
+    """Return what the others say, or torchrun; which of them first is chance."""
     return rf"exitcode: -9\) local_rank: {rank}|rank {rank} is gone [^(]*|Connection (closed|reset) by peer"
 
 

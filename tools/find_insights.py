@@ -36,7 +36,7 @@ def block(number: int, found: Insight, colours: bool) -> str:
 
 
 def summary(found: Sequence[Insight], rates: Mapping[int, float], samples: int, width: int) -> str:
-    """How many, where, and how often over the steps."""
+    """Return how many, where, and how often over the steps."""
     correct = sum(one.cause == "correct" for one in found)
     changed = sum(one.changed for one in found)
     inside = sum(one.inside_think for one in found)

@@ -75,7 +75,7 @@ class Slope:
 
 
 def slope(steps: Sequence[float], values: Sequence[float]) -> Slope:
-    """How much the values grow a step; at least three of them."""
+    """Return how much the values grow a step; at least three of them."""
     fit = statistics.linear_regression(steps, values)
     rest = sum((y - fit.slope * x - fit.intercept) ** 2 for x, y in zip(steps, values, strict=True))
     spread = sum((x - statistics.fmean(steps)) ** 2 for x in steps)
@@ -90,7 +90,7 @@ def ends(values: Sequence[float]) -> tuple[float, float]:
 
 @dataclass
 class Verdict:
-    """What a soak found, to print, and what of it is a leak."""
+    """Hold what a soak found, to print, and what of it is a leak."""
 
     lines: list[str]
     leaks: list[str]
@@ -128,13 +128,13 @@ def judge(rows: Sequence[dict[str, list[float]]], warm_up: int, limit_megabytes:
 
 
 def read_rows(run_dir: Path) -> list[dict[str, list[float]]]:
-    """What each rank of a run held after each step, since the number of ranks last changed."""
+    """Return what each rank of a run held after each step, since the number of ranks last changed."""
     rows = [json.loads(line) for line in (run_dir / RANKS).read_text(encoding="utf-8").splitlines()]
     return [row for row in rows if len(row[MEMORY]) == len(rows[-1][MEMORY])]
 
 
 def left_over(mark: str, temporary: Path, run_dir: Path, shared_before: set[str]) -> list[str]:
-    """What a run that has ended has not taken away: processes, files in memory, temporary and unfinished files.
+    """Return what a run that has ended has not taken away: processes, files in memory, temporary and unfinished files.
 
     `mark`: the run had it in its environment as SPMD_RL_SOAK.
     """

@@ -106,7 +106,7 @@ def cispo_surrogate(
     return -weight * advantages * logprobs, weight != ratio
 
 
-def token_loss(
+def token_loss(  # noqa: PLR0913 (pure: plain numbers, no section of settings)
     logprobs: Tensor,
     old_logprobs: Tensor,
     advantages: Tensor,

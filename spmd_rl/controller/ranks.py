@@ -78,7 +78,7 @@ class Ranks:
         self._homes: dict[int, int] = {}
         """Sample -> the data-parallel rank that trains on it, of those that were exchanged."""
         self.suspects: list[int] = []
-        """Where the newest update was skipped: its samples with the largest losses."""
+        """Return, where the newest update was skipped, its samples with the largest losses."""
         self.idle = True
         """No verb is under way, and none has failed: the ranks wait for the next one."""
 

@@ -9,12 +9,12 @@ def size_from_environment() -> int:
 
 
 def rank_from_environment() -> int:
-    """This process's rank; 0 without torchrun."""
+    """Return this process's rank; 0 without torchrun."""
     return int(os.environ.get("RANK", "0"))
 
 
 def local_rank_from_environment() -> int:
-    """This process's place on its node; 0 without torchrun."""
+    """Return this process's place on its node; 0 without torchrun."""
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 

@@ -1,4 +1,4 @@
-"""This process' status: step, phase, verb, and the part of it. The watchdog and fault injection read it here."""
+"""Hold this process' status: step, phase, verb, and the part of it. The watchdog and fault injection read it here."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -41,7 +41,7 @@ def current_status() -> RankStatus:
 
 
 def set_status(**changes: Any) -> None:
-    """This rank goes on: the fields of Place that change. The listeners hear of it, on this thread; they may raise."""
+    """Set the fields of this rank's status that change. The listeners hear of it, on this thread; they may raise."""
     global _status
     _status = replace(_status, since=time.monotonic(), **changes)
     for listener in _listeners:
@@ -50,7 +50,7 @@ def set_status(**changes: Any) -> None:
 
 @contextmanager
 def doing(what: str) -> Iterator[None]:
-    """This rank is at a part of its verb inside."""
+    """Have this rank be at a part of its verb inside."""
     before = _status.doing
     set_status(doing=what)
     try:

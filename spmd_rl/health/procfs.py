@@ -3,6 +3,7 @@
 import os
 import signal
 import socket
+from contextlib import suppress
 from pathlib import Path
 
 STOPPED = ("T", "t")
@@ -61,10 +62,8 @@ def end_descendants() -> None:
 
 
 def _kill(process: int) -> None:
-    try:
+    with suppress(ProcessLookupError, PermissionError):
         os.kill(process, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        pass
 
 
 def _fields(process: int) -> list[str]:

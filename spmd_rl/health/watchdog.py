@@ -48,7 +48,7 @@ _watchdog: "Watchdog | None" = None
 
 
 class Watchdog:
-    """This rank's part. `directory`: of the run, seen by all ranks. `grading_seconds`: see HangDetector."""
+    """Watch for this rank. `directory`: of the run, seen by all ranks. `grading_seconds`: see HangDetector."""
 
     def __init__(
         self, config: HangConfig, world: World, directory: Path | None = None, grading_seconds: float = 0.0

@@ -22,7 +22,7 @@ from spmd_rl.rollout.requests import Completion, Request, SamplingParams
 class Engine:
     """One rank's part of a group of vLLM replicas; the ranks of a group make the same calls in the same order."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (what vLLM is told, by name)
         self,
         model_path: str,
         shape: ModelShape,

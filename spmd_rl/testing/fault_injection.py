@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -244,10 +245,8 @@ def _flip(tensor: torch.Tensor, at: tuple[int, ...], bit: int) -> None:
 
 def _signal(processes: list[int], which: signal.Signals) -> None:
     for process in processes:
-        try:
+        with suppress(ProcessLookupError):
             os.kill(process, which)
-        except ProcessLookupError:
-            pass
 
 
 def _later(seconds: float, act: Callable[[], None]) -> None:

@@ -65,7 +65,7 @@ class ModelChunk(GPTModel):
 
 
 class ModelChunks(torch.nn.ModuleList):
-    """This rank's shard of the model: one chunk of layers, or several of a virtual pipeline."""
+    """Hold this rank's shard of the model: one chunk of layers, or several of a virtual pipeline."""
 
     @property
     def config(self) -> TransformerConfig:
@@ -93,7 +93,7 @@ class ModelChunks(torch.nn.ModuleList):
 
 
 def build_model(shape: ModelShape, layout: TrainLayout, config: TransformerConfig) -> ModelChunks:
-    """This rank's shard, uninitialised: weights/files/hf_reader.py fills it."""
+    """Build this rank's shard, uninitialised: weights/files/hf_reader.py fills it."""
     chunks = layout.chunk_layers(shape.layers)
     mine = chunks[parallel_state.get_pipeline_model_parallel_rank() :: layout.pipeline]
     return ModelChunks(

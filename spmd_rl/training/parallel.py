@@ -12,7 +12,7 @@ from spmd_rl.distributed.layout import TrainLayout
 
 @dataclass(frozen=True)
 class Place:
-    """This rank's coordinates in Megatron's grid."""
+    """Hold this rank's coordinates in Megatron's grid."""
 
     rank: int
     tensor_rank: int

@@ -72,7 +72,7 @@ def inverse_frequencies(shape: ModelShape) -> torch.Tensor:
 
 
 def angle_factor(shape: ModelShape) -> float:
-    """Return YaRN's factor of sine and cosine; 1 without YaRN. (As transformers' `_compute_yarn_parameters`.)"""
+    """Return YaRN's factor of sine and cosine; 1 without YaRN; as transformers' `_compute_yarn_parameters`."""
     scaling = shape.rope_scaling
     if scaling is None or scaling["rope_type"] != "yarn":
         return 1.0

@@ -1,4 +1,4 @@
-"""This rank's shard of a model: its weights, and what it says of samples."""
+"""Hold this rank's shard of a model: its weights, and what it says of samples."""
 
 from collections.abc import Iterable, Sequence
 

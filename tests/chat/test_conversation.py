@@ -1,4 +1,4 @@
-"""What is typed, and what is thought."""
+"""Test what is typed, and what is thought."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""What can be named as a model: directories, runs, checkpoints of runs."""
+"""Test what can be named as a model: directories, runs, checkpoints of runs."""
 
 import json
 

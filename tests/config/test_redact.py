@@ -1,4 +1,4 @@
-"""What is hidden, and what is not."""
+"""Test what is hidden, and what is not."""
 
 import pytest
 

@@ -107,7 +107,7 @@ def test_the_plan_is_the_one_that_looking_at_every_bin_finds(tickets, data_paral
 
 
 def calls_to_plan(samples: int, data_parallel: int) -> int:
-    """How many calls planning makes, Python's own functions included."""
+    """Return how many calls planning makes, Python's own functions included."""
     rng = random.Random(1)
     tickets = [Ticket(i, i // 16, 50 + i // 16 % 750, rng.randint(20, 8000), 20, "stop") for i in range(samples)]
     with cProfile.Profile() as profile:

@@ -1,4 +1,4 @@
-"""What becomes of reward models' scores on rank 0."""
+"""Test what becomes of reward models' scores on rank 0."""
 
 import dataclasses
 import math

@@ -57,7 +57,7 @@ def reader(model, **data):
 
 
 def load(model, directory, rows, images=True, **data):
-    """What becomes of rows whose pictures are files' names -> bytes, written beside them."""
+    """Return what becomes of rows whose pictures are files' names -> bytes, written beside them."""
     lines = []
     for number, (pictures, prompt) in enumerate(rows):
         names = []

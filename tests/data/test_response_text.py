@@ -1,4 +1,4 @@
-"""What rules see of a response is what was generated, and it ends where the model says."""
+"""Test that what rules see of a response is what was generated, and it ends where the model says."""
 
 import json
 from pathlib import Path

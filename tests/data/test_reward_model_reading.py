@@ -1,4 +1,4 @@
-"""What a reward model sees of a sample."""
+"""Test what a reward model sees of a sample."""
 
 from types import SimpleNamespace
 

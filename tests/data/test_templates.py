@@ -186,4 +186,4 @@ def test_a_named_template_reaches_the_prompts(tmp_path, tokenizer):
 
 
 def test_templates_are_in_the_folder_that_the_documentation_names():
-    assert DIRECTORY == Path(__file__).parents[2] / "configs" / "templates"
+    assert Path(__file__).parents[2] / "configs" / "templates" == DIRECTORY

@@ -1,4 +1,4 @@
-"""What nodes find out together, with threads for nodes."""
+"""Test what nodes find out together, with threads for nodes."""
 
 import threading
 
@@ -14,7 +14,7 @@ from spmd_rl.doctor.reach import connects, listening, peers, reach, reach_findin
 
 
 def together(nodes: int, act, present=None, seconds: float = 20.0) -> list:
-    """What act(meeting) returns or raises on each node."""
+    """Return what act(meeting) returns or raises on each node."""
     store = HashStore()
     told: list = [None] * nodes
 

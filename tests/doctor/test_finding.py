@@ -1,4 +1,4 @@
-"""What a person and a program read of the findings."""
+"""Test what a person and a program read of the findings."""
 
 import json
 

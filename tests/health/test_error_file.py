@@ -1,4 +1,4 @@
-"""What torchrun reads of a rank that has ended: all of it or nothing, however the rank ended."""
+"""Test what torchrun reads of a rank that has ended: all of it or nothing, however the rank ended."""
 
 import json
 import os

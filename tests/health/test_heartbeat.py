@@ -1,4 +1,4 @@
-"""What a process says of itself, and what others of its machine can read of it while it cannot speak."""
+"""Test what a process says of itself, and what others of its machine can read of it while it cannot speak."""
 
 import os
 import signal

@@ -121,5 +121,5 @@ def require_namespaces() -> None:
 
 
 def ended(processes: list[subprocess.Popen], seconds: float) -> list[str]:
-    """What each printed, when all have ended."""
+    """Return what each printed, when all have ended."""
     return [process.communicate(timeout=seconds)[0] for process in processes]

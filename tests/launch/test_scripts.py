@@ -55,7 +55,7 @@ class Tree:
         return subprocess.run(command, env=os.environ | names, capture_output=True, text=True, timeout=60)
 
     def done(self) -> list[str]:
-        """What set-up did since the last time that this was asked."""
+        """Return what set-up did since the last time that this was asked."""
         lines = self.log.read_text().splitlines() if self.log.exists() else []
         self.log.unlink(missing_ok=True)
         return lines

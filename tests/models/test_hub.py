@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
     """A hub cache with the model some/tiny, and no way to the hub."""
-    import huggingface_hub.constants as constants
+    from huggingface_hub import constants
 
     home = tmp_path / "hub"
     for name, value in (("HF_HUB_CACHE", str(home)), ("HF_HUB_OFFLINE", True)):

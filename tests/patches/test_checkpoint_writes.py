@@ -1,4 +1,4 @@
-"""What Megatron-Core's forked writers leave to the rank that started them."""
+"""Test what Megatron-Core's forked writers leave to the rank that started them."""
 
 import multiprocessing
 import queue

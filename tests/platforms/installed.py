@@ -4,7 +4,7 @@ from pathlib import Path
 
 
 def installed(directory: Path) -> list[str]:
-    """Where Python finds the toy machine and what pip writes down of a package: its entry points."""
+    """Return where Python finds the toy machine and what pip writes down of a package: its entry points."""
     about = directory / "toy_machine-1.dist-info"
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-machine\nVersion: 1\n")

@@ -40,7 +40,7 @@ def layout_of(groups) -> AttentionLayout:
 
 
 def one_by_one(query, key, value, groups):
-    """What each sample gets alone, from its own copy of the prompt."""
+    """Return what each sample gets alone, from its own copy of the prompt."""
     out, cursor = [], 0
     for prompt, responses in groups:
         shared = list(range(cursor, cursor + prompt))
@@ -116,7 +116,7 @@ def npu_fusion_attention(
     assert query.dtype == key.dtype == value.dtype and key.shape == value.shape and query.shape[-1] == key.shape[-1]
     assert torch.equal(atten_mask, torch.ones(2048, 2048, dtype=torch.bool).triu(1))  # True is masked
     for ends, tokens in ((actual_seq_qlen, query), (actual_seq_kvlen, key)):
-        assert type(ends) is list and 0 < len(ends) <= 1000 and 0 < ends[0] and ends[-1] == len(tokens)
+        assert type(ends) is list and 0 < len(ends) <= 1000 and ends[0] > 0 and ends[-1] == len(tokens)
     return masked_softmax(query, key, value, actual_seq_qlen, actual_seq_kvlen, scale), None, None
 
 

@@ -1,4 +1,4 @@
-"""What vLLM is told about a model, and which models it is not asked to run."""
+"""Test what vLLM is told about a model, and which models it is not asked to run."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""What the NPU's record computes before a device is touched."""
+"""Test what the NPU's record computes before a device is touched."""
 
 import os
 from dataclasses import dataclass, replace

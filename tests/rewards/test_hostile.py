@@ -4,7 +4,7 @@ import os
 import re
 
 import pytest
-import sympy.parsing.sympy_parser as sympy_parser
+from sympy.parsing import sympy_parser
 
 from spmd_rl.rewards.grade import RewardSample
 from spmd_rl.rewards.grading.pool import GraderPool
@@ -58,7 +58,7 @@ def test_these_calls_would_be_carried_out_by_what_evaluates_them(marker):
 @pytest.mark.long
 def test_no_response_reaches_a_shell_or_more_of_python_than_digits_and_operators(marker, monkeypatch):
     prepare()
-    import math_verify.parser as parser
+    from math_verify import parser
 
     given, evaluated, parse = [], [], parser.parse_expr
     monkeypatch.setattr(parser, "parse_expr", lambda text, **options: given.append(text) or parse(text, **options))

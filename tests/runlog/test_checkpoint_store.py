@@ -6,6 +6,7 @@ import math
 import os
 import shutil
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -65,10 +66,8 @@ def test_a_kill_at_any_moment_of_completing_leaves_a_whole_one(tmp_path, monkeyp
     with monkeypatch.context() as patch:
         for module, name in ((os, "fsync"), (os, "rename"), (shutil, "rmtree")):
             patch.setattr(module, name, counted(getattr(module, name)))
-        try:
+        with suppress(KeyboardInterrupt):
             save(checkpoints, 2)
-        except KeyboardInterrupt:
-            pass
     again = CheckpointStore(tmp_path, CheckpointConfig(keep_last=1))
     for step, names in again.sealed().items():
         again.adopt(step, digests_of(tmp_path / f"step_{step:06d}.partial", names))

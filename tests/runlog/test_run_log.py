@@ -394,7 +394,7 @@ def test_on_a_terminal_the_phase_is_shown_while_it_lasts_and_lines_stay_whole(tm
 
 
 def on_a_terminal(command: list[str]) -> str:
-    """What a command writes to a terminal of 120 columns."""
+    """Return what a command writes to a terminal of 120 columns."""
     ours, theirs = pty.openpty()
     environment = os.environ | {"COLUMNS": "120", "TERM": "xterm"}
     process = subprocess.Popen(command, stdout=theirs, stderr=theirs, env=environment, cwd=Path(__file__).parents[2])

@@ -1,4 +1,4 @@
-"""What is in a run's directory is moved when somebody asked for it; without starting ranks."""
+"""Test that what is in a run's directory is moved when somebody asked for it; without starting ranks."""
 
 import dataclasses
 import json

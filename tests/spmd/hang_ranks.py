@@ -24,7 +24,7 @@ from spmd_rl.rewards.grading.pool import GraderPool
 
 
 class Stuck:
-    """How a rank gets stuck. Each name is a kind that a test asks for."""
+    """Be stuck, as a rank can be. Each name is a kind that a test asks for."""
 
     def __init__(self, pool: GraderPool | None) -> None:
         self.pool = pool

@@ -1,4 +1,4 @@
-"""What an enemy, or a bad disk, does to a checkpoint."""
+"""Do what an enemy, or a bad disk, does to a checkpoint."""
 
 import io
 import pickle

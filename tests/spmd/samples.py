@@ -89,5 +89,5 @@ def perturb(samples: Iterable[Sample]) -> None:
 
 
 def own_sums(learned) -> dict[str, float]:
-    """What an optimizer step sums over this rank's loss tokens; nothing where it does not report."""
+    """Return what an optimizer step sums over this rank's loss tokens; nothing where it does not report."""
     return learned.sums[0] if learned.sums else {}

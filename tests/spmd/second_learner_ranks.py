@@ -113,14 +113,14 @@ def _start(given: dict, world):
 
 
 def shift(sample):
-    """How far the values before the update are from those of now [R]."""
+    """Return how far the values before the update are from those of now [R]."""
     import torch
 
     return 0.4 * torch.sin(2.0 * torch.arange(len(sample.response)) + sample.id)
 
 
 def _masked(trainer, *fields: str) -> bool:
-    """Whether these fields are 0 where the policy did not write."""
+    """Return whether these fields are 0 where the policy did not write."""
     return all(
         not sample.fields[field][~sample.loss_mask].any()
         for sample in trainer.samples.values()
@@ -130,7 +130,7 @@ def _masked(trainer, *fields: str) -> bool:
 
 
 def _fields(trainer) -> dict[int, dict[str, list[float]]]:
-    """What this rank's samples got at their loss tokens, on ranks that report."""
+    """Return what this rank's samples got at their loss tokens, on ranks that report."""
     return {
         id: {name: sample.at_loss_tokens(name).tolist() for name in ("values", "advantages", "returns")}
         for id, sample in trainer.samples.items()
@@ -176,7 +176,7 @@ def _exchange(given: dict, trainer, world) -> tuple[dict, bool]:
 
 
 def _switch(trainer, world) -> bool:
-    """Whether all learners make room for an engine, which gets the policy's weights, and come back."""
+    """Return whether all learners make room for an engine, which gets the policy's weights, and come back."""
     import torch
 
     from spmd_rl.distributed.layout import RolloutLayout

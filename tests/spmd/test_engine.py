@@ -86,7 +86,7 @@ def cases(request, models):
 
 
 def seen(path, sample) -> dict:
-    """What transformers' model takes beside a sample's tokens: its images."""
+    """Return what transformers' model takes beside a sample's tokens: its images."""
     vision = read_model_shape(path).vision
     for tokens, fields in image_prompts(vision) if vision else ():
         if tokens.tolist() == sample["prompt"] and fields:
@@ -161,4 +161,4 @@ def test_asleep_no_weight_takes_memory_and_awake_only_what_is_read_as_it_is(case
     for ranks in cases.values():
         for found in ranks:
             assert found["asleep"] == 0
-            assert 0 < found["awake"]
+            assert found["awake"] > 0

@@ -37,7 +37,7 @@ def found(tmp_path_factory):
 
 
 def alone(path: str) -> SimpleNamespace:
-    """What transformers and plain numbers say of all samples."""
+    """Return what transformers and plain numbers say of all samples."""
     from transformers import AutoModelForSequenceClassification
 
     model = AutoModelForSequenceClassification.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")

@@ -27,7 +27,7 @@ MORE_LAYOUTS = {
 
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory):
-    """Where a rank finds the machine."""
+    """Return where a rank finds the machine."""
     return installed(tmp_path_factory.mktemp("toy_machine"))
 
 

@@ -223,7 +223,7 @@ def by_published_name(name: str, gradient: torch.Tensor) -> dict[str, torch.Tens
 
 
 def seen(sample) -> dict[str, torch.Tensor]:
-    """What transformers' model takes beside a sample's tokens: its images."""
+    """Return what transformers' model takes beside a sample's tokens: its images."""
     if "pixel_values" not in sample.fields:
         return {}
     types = torch.zeros(1, len(sample.tokens), dtype=torch.int)
@@ -262,7 +262,7 @@ def kl_of(sample):
 
 @pytest.fixture(scope="module")
 def huggingface(models, tmp_path_factory):
-    """What transformers computes for the same samples: log-probabilities, loss, gradient and its norm."""
+    """Return what transformers computes for the same samples: log-probabilities, loss, gradient and its norm."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     from spmd.samples import advantages_of, make_samples, perturb
@@ -350,7 +350,7 @@ def check_equal_to_huggingface(found: SimpleNamespace, expected: SimpleNamespace
 
 @dataclass
 class Case:
-    """What the ranks of a start are asked, and what each of them says."""
+    """Hold what the ranks of a start are asked, and what each of them says."""
 
     kind: str
     family: str

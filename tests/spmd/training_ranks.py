@@ -104,7 +104,7 @@ def _case(case: dict, world, platform) -> dict:
 
 
 def keeps_to_limits(trainer) -> dict:
-    """What is said of updates that are beyond a bound, whether weights stayed, and each sample's divergence."""
+    """Return what is said of updates beyond a bound, whether weights stayed, and each sample's divergence."""
     import torch
 
     from spmd_rl.training.learner import Limits

@@ -1,4 +1,4 @@
-"""What students hand in, as the commands give it."""
+"""Test what students hand in, as the commands give it."""
 
 import json
 import subprocess

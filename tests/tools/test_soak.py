@@ -1,4 +1,4 @@
-"""What the soak calls a leak, and what it does not."""
+"""Test what the soak calls a leak, and what it does not."""
 
 import os
 import random

@@ -1,4 +1,4 @@
-"""What `python -m spmd_rl.verify_resume` says before anything is started."""
+"""Test what `python -m spmd_rl.verify_resume` says before anything is started."""
 
 import stat
 from pathlib import Path

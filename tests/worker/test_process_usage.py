@@ -1,4 +1,4 @@
-"""What a process holds is counted while it holds it, and no longer."""
+"""Test that what a process holds is counted while it holds it, and no longer."""
 
 import mmap
 import os

@@ -19,6 +19,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 import msgspec
@@ -149,10 +150,8 @@ def _end(process: int, patience: float) -> int:
 def kill_group(process: int) -> None:
     """SIGKILL to a grader and all that it started."""
     for kill in (os.killpg, os.kill):  # it may not have its own group yet
-        try:
+        with suppress(ProcessLookupError):
             kill(process, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
 
 
 def _become_grader(control: socket.socket, descriptor: int, setup: Setup, rules: list[Callable]) -> None:

@@ -1,4 +1,4 @@
-"""Are two written answers the same answer?
+"""Tell whether two written answers are the same answer.
 
 Numbers, words, choices and lists are compared here, exactly; everything else goes to math-verify (algebra.py).
 """

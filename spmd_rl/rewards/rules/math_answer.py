@@ -36,7 +36,7 @@ def graded(sample: RewardSample, places: tuple[str, ...] = PLACES, response: str
 
 
 def places_of(extract: str) -> tuple[str, ...]:
-    """ "boxed|final" as a tuple of PLACES, in their order; a ValueError names what is none of them."""
+    """Read "boxed|final" as a tuple of PLACES, in their order; a ValueError names what is none of them."""
     names = [name.strip() for name in extract.split("|")]
     if unknown := [name for name in names if name not in PLACES]:
         raise ValueError(

@@ -118,7 +118,7 @@ class Job:
             return None
 
     def _share(self, units: Sequence[Unit]) -> list[Unit]:
-        """This process's units: about as many bytes as the others'."""
+        """Return this process's units: about as many bytes as the others'."""
         loads = [0] * self.processes
         mine = []
         for unit in units:

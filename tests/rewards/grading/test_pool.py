@@ -104,7 +104,7 @@ def grade(pool, *responses, **fields):
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs or is a zombie."""
+    """Return whether a process runs or is a zombie."""
     return Path(f"/proc/{pid}").exists()
 
 
