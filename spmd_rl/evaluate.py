@@ -15,6 +15,7 @@ from spmd_rl.config.loading import load, load_dataset_config
 from spmd_rl.config.model_directory import find_model
 from spmd_rl.config.redact import hidden
 from spmd_rl.config.serving import EvaluateConfig, of_evaluation
+from spmd_rl.data.image_reader import ImageReader
 from spmd_rl.data.sampling_params import SamplingParams
 from spmd_rl.data.sources.few_shot import read_shots
 from spmd_rl.data.sources.prompts import Loaded, load_dataset
@@ -116,7 +117,7 @@ def run(evaluation: Evaluation, started: Started) -> None:
     run_rank(Serving(evaluation.spec, partial(_read, evaluation), partial(control, evaluation)), started)
 
 
-def _read(evaluation: Evaluation, tokenizer: Any) -> tuple[dict[str, Any], list[str]]:
+def _read(evaluation: Evaluation, tokenizer: Any, images: ImageReader | None) -> tuple[dict[str, Any], list[str]]:
     """Read all questions, on every rank: only their row numbers travel."""
     settings, config = evaluation.settings, evaluation.spec.config
     for model in () if len(evaluation.spec.models) == 1 else (settings.baseline or "",):
@@ -128,7 +129,7 @@ def _read(evaluation: Evaluation, tokenizer: Any) -> tuple[dict[str, Any], list[
     for split, text in zip(evaluation.names, settings.benchmark, strict=True):
         dataset, data, seed = load_dataset_config(text), config.data, settings.seed
         shots = read_shots(settings.shots, settings.shots_source, dataset, data, seed) if settings.shots else []
-        loaded[split] = load_dataset(dataset, data, tokenizer, seed, "eval", settings.limit, shots=shots)
+        loaded[split] = load_dataset(dataset, data, tokenizer, seed, "eval", settings.limit, images, shots)
     for text, one in zip(settings.benchmark, loaded.values(), strict=True):
         if not one.prompts:
             raise ConfigError(Problem("benchmark", text, "there is no question in it", "name another"))
@@ -165,6 +166,8 @@ def control(evaluation: Evaluation, serving: Serving) -> None:
         for benchmark in benchmarks:
             lines = _evaluate(settings, serving, benchmark)
             report.write_lines(directory, benchmark.name, lines)
+            if page := report.write_page(directory, benchmark.name, lines):
+                print(f"questions with their pictures  {page}", flush=True)
             if is_baseline:
                 baseline[benchmark.name] = lines
                 continue

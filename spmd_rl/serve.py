@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from spmd_rl.config.config import Config
 from spmd_rl.controller.serve_ranks import Servers
+from spmd_rl.data.image_reader import ImageReader
 from spmd_rl.data.sources.prompts import Prompt
 from spmd_rl.data.tokens import load_tokenizer
 from spmd_rl.models.model_shape import ModelShape
@@ -35,8 +36,8 @@ class ServeSpec:
     """The directory that it writes to."""
 
 
-Read = Callable[[Any], tuple[Mapping[str, Sequence[Prompt]], Sequence[str]]]
-"""Tokenizer -> prompts by their split, and notes."""
+Read = Callable[[Any, ImageReader | None], tuple[Mapping[str, Sequence[Prompt]], Sequence[str]]]
+"""(tokenizer, reader of pictures) -> prompts by their split, and notes."""
 
 
 @dataclass
@@ -64,7 +65,9 @@ class Serving:
         for knob, model in zip(("model", "baseline"), self.spec.models, strict=False):
             open_source(model, self.shape, knob)
         tokenizer = load_tokenizer(self.config.model.path, self.config.model.trust_remote_code, "model")
-        return Inputs(tokenizer, *self.read_prompts(tokenizer))
+        vision = self.shape.vision
+        images = None if vision is None else ImageReader(self.config.model.path, vision, self.config.data)
+        return Inputs(tokenizer, *self.read_prompts(tokenizer, images), images=images)
 
     def build(self, rank: Rank) -> "ServeWorker":
         """Build the worker."""
@@ -72,7 +75,7 @@ class Serving:
 
         inputs, longest = rank.inputs, self.spec.max_tokens
         parts = rank.platform, rank.world, longest, inputs.prompts, inputs.tokenizer, rank.graders
-        self.rank, self.worker = rank, ServeWorker(self.config, self.shape, *parts)
+        self.rank, self.worker = rank, ServeWorker(self.config, self.shape, *parts, None, inputs.images)
         return self.worker
 
     def control(self, channel: "ControlChannel") -> None:

@@ -9,6 +9,7 @@ what another tokenizer or template made. Everything that can be wrong with a row
 import argparse
 import functools
 import logging
+import math
 import multiprocessing
 import os
 import sys
@@ -23,15 +24,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from spmd_rl.config.data_config import DataConfig
 from spmd_rl.config.loading import load_dataset_config
+from spmd_rl.data.image_reader import ImageReader, decode
 from spmd_rl.data.sources import prepared
-from spmd_rl.data.sources.prompts import Encoded, encode, select, template_of
+from spmd_rl.data.sources.prompts import Encoded, encode, select, template_of, with_images
 from spmd_rl.data.sources.questions import Question, Reading, read_questions
 from spmd_rl.data.templates import Template
 from spmd_rl.data.tokens import load_tokenizer
+from spmd_rl.models.model_shape import read_model_shape
 
 USER_ERROR = 2
 _AT_ONCE = 512
 _BARS = 10
+_SHEET = 24
 _BAR_WIDTH = 40
 
 
@@ -52,6 +56,13 @@ def _arguments() -> argparse.Namespace:
     add("--model", required=True, help="Hugging Face directory with the tokenizer")
     add("--output", type=Path, help="Parquet file to write; without it only the summary is made")
     add("--force", action="store_true", help="write over an existing output")
+    add(
+        "--contact-sheet",
+        type=Path,
+        metavar="FILE",
+        help="write the pictures of the first prompts there, as one (.png)",
+    )
+    add("--images-per-prompt", type=int, default=DataConfig.images_per_prompt, help="as data.images_per_prompt")
     add("--show", type=int, default=0, metavar="N", help="print the first N prompts as the model sees them")
     add("--split", choices=("train", "eval"), default="train", help="which of the dataset's two splits")
     add("--template", help="as data.template")
@@ -83,20 +94,40 @@ def _prepare(chosen: argparse.Namespace) -> None:
         max_prompt_length=chosen.max_prompt_length,
         bad_rows=chosen.bad_rows,
         empty_answers=chosen.empty_answers,
+        images_per_prompt=chosen.images_per_prompt,
     )
+    vision = read_model_shape(chosen.model).vision if dataset.image_column else None
+    if vision is None and dataset.image_column:
+        raise ValueError(
+            f"--model {chosen.model}: it sees no pictures, and the data's column {dataset.image_column} has some"
+        )
+    if vision is None and chosen.contact_sheet:
+        raise ValueError(f"--contact-sheet {chosen.contact_sheet}: the data shows no pictures")
+    if vision is not None and output is not None:
+        raise ValueError(
+            f"--output {output}: prepared prompts are without pictures; leave it out, and train on the raw data"
+        )
+    images = None if vision is None else ImageReader(chosen.model, vision, data)
     if prepared.is_prepared(dataset.source):
         raise ValueError(f"--config {chosen.config}: it is prepared already; name the raw file")
     tokenizer = load_tokenizer(chosen.model, chosen.trust_remote_code)
     template = template_of(dataset, data)
     encode(tokenizer, template, data, [])
     started = time.perf_counter()
-    questions, reading = read_questions(dataset, data, template, chosen.seed, chosen.split, None)
+    questions, reading = read_questions(dataset, data, template, chosen.seed, chosen.split, None, images)
     encoded = _encode(chosen, questions, template, data, tokenizer)
+    if images is not None:
+        encoded = [with_images(one, question, images) for one, question in zip(encoded, questions, strict=True)]
     seconds = time.perf_counter() - started
     kept = select(data, questions, encoded, reading)
     for number, (question, one) in enumerate(kept[: max(chosen.show, 0)]):
         _show(number, question, one)
     _summarize(reading, [len(one.token_ids) for _, one in kept], seconds)
+    if images is not None:
+        _summarize_pictures([question for question, _ in kept], images.vision.merge**2)
+    if chosen.contact_sheet is not None:
+        contact_sheet([question for question, _ in kept[:_SHEET]]).save(chosen.contact_sheet)
+        print(f"\nwritten: {chosen.contact_sheet}, the pictures of the first {min(_SHEET, len(kept))} prompts")
     if output is not None:
         spelled = prepared.spelling(
             tokenizer, template, dataset.system if data.system is None else data.system, data.enable_thinking
@@ -172,6 +203,31 @@ def _summarize(reading: Reading, lengths: list[int], seconds: float) -> None:
         first = ordered[0] + bar * step
         filled = "#" * -(-_BAR_WIDTH * bars[bar] // max(bars.values()))
         print(f"  {first:>6} to {first + step - 1:>6} {bars[bar]:>8} {filled}".rstrip())
+
+
+def _summarize_pictures(questions: Sequence[Question], merged: int) -> None:
+    """`merged`: patches that become one token."""
+    counts = [sum(map(math.prod, question.grids)) for question in questions]
+    pictures, patches = sum(len(question.pictures) for question in questions), sum(counts)
+    print(
+        f"pictures: {pictures:,}; patches: {patches:,} in all, {max(counts):,} in a prompt at most; image tokens: "
+        f"{patches // merged:,} in all, {max(counts) // merged:,} in a prompt at most"
+    )
+
+
+def contact_sheet(questions: Sequence[Question], side: int = 160, columns: int = 6) -> Any:
+    """Return one picture of those that questions show, each with the number of its row."""
+    from PIL import Image, ImageDraw
+
+    shown = [(question.index, decode(picture)) for question in questions for picture in question.pictures]
+    line = 14
+    sheet = Image.new("RGB", (columns * side, max(1, -(-len(shown) // columns)) * (side + line)), "white")
+    for number, (row, image) in enumerate(shown):
+        left, top = number % columns * side, number // columns * (side + line)
+        image.thumbnail((side - 4, side - 4))
+        sheet.paste(image, (left + 2, top + line))
+        ImageDraw.Draw(sheet).text((left + 2, top + 1), f"row {row}", fill="black")
+    return sheet
 
 
 if __name__ == "__main__":

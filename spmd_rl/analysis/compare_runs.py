@@ -11,9 +11,10 @@ import numpy as np
 from spmd_rl.data.samples import SAMPLES, samples_step
 from spmd_rl.runlog.run_dir import CHECKPOINTS, EVALUATIONS, METRICS
 
-# What a clock or a memory meter says is another time's, and so is how often ranks had to start again.
+# What a clock or a memory meter says is another time's, and so is how often ranks had to start again, and what was in
+# their caches.
 MEASURED = ("time", "timing/", "memory/", "bytes/", "e2e_tps", "update_tps", "vllm_tps", "rollout/response_tps")
-MEASURED += ("rollout/imbalance_fraction", "restart/", "process/")
+MEASURED += ("rollout/imbalance_fraction", "restart/", "process/", "images/")
 # What says how work was laid out, and not what came of it.
 _LAYOUT = ("update/imbalance_fraction", "update/padding_fraction")
 _FLOATS = {"F64": "<f8", "F32": "<f4", "F16": "<f2"}

@@ -16,6 +16,7 @@ from spmd_rl.config.loading import load
 from spmd_rl.config.model_directory import find_model
 from spmd_rl.config.serving import ChatConfig, of_chat
 from spmd_rl.config.template_names import CHAT
+from spmd_rl.data.image_reader import ImageReader, size_of
 from spmd_rl.data.sampling_params import SamplingParams
 from spmd_rl.data.seeds import derived_seed
 from spmd_rl.data.templates import load_template
@@ -61,7 +62,8 @@ def converse(chat: Chat, serving: Serving, shown: Pipe) -> None:
     """Ask and answer until the user ends it; on rank 0."""
     settings = chat.settings
     sampling = SamplingParams(settings.temperature, settings.max_tokens, settings.top_p, settings.top_k, settings.min_p)
-    conversation = Conversation(sampling, settings.seed, settings.system)
+    sees = settings.images_per_conversation if serving.rank.inputs.images else 0
+    conversation = Conversation(sampling, settings.seed, settings.system, sees)
     serving.servers.load(chat.spec.models[0])
     ranks = f"{serving.rank.world.size} rank{'s' if serving.rank.world.size > 1 else ''}"
     shown.note(f"{settings.model}: {ranks}, {settings.context} tokens of context; /help, /exit")
@@ -85,6 +87,8 @@ def _asked(shown: Pipe) -> str | None:
 def _turn(settings: ChatConfig, serving: Serving, conversation: Conversation, question: str, shown: Pipe) -> None:
     """One question and its answer."""
     rendered, prompt = _render(settings, serving.rank.inputs.tokenizer, conversation.asked(question))
+    if (images := serving.rank.inputs.images) is not None:
+        prompt = images.expanded(prompt, [images.grid(*size_of(picture)) for picture in conversation.pictures])
     context = settings.context
     room = context - len(prompt)
     if room < 1:
@@ -112,7 +116,7 @@ def _turn(settings: ChatConfig, serving: Serving, conversation: Conversation, qu
     sampling = replace(conversation.sampling, max_tokens=min(conversation.sampling.max_tokens, room))
     seed = derived_seed("chat", conversation.seed, len(conversation.messages))
     with shown.answering():
-        reason = serving.servers.reply(prompt, seed, sampling)
+        reason = serving.servers.reply(prompt, seed, sampling, [picture.read() for picture in conversation.pictures])
     rest = text.add([], last=True)
     for part, thought in (*thoughts.add(rest), *thoughts.end()):
         shown.say(part, thought)
@@ -127,7 +131,7 @@ def _turn(settings: ChatConfig, serving: Serving, conversation: Conversation, qu
     conversation.answered(question, ("<think>\n" if opened else "") + "".join((*said, rest)))
 
 
-def _render(settings: ChatConfig, tokenizer: Any, messages: Sequence[Mapping[str, str]]) -> tuple[str, list[int]]:
+def _render(settings: ChatConfig, tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> tuple[str, list[int]]:
     template = load_template(settings.template or CHAT, "template")
     if template.plain:
         way = "leave it out, or name one"
@@ -145,7 +149,7 @@ def main(arguments: list[str] | None = None) -> None:
             shown.append(terminal())
             converse(chat, serving, shown[0])
 
-        def read(tokenizer: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
+        def read(tokenizer: Any, images: ImageReader | None) -> tuple[dict[str, Any], tuple[str, ...]]:
             """Find out now that a template is not there or does not fit."""
             system = [] if chat.settings.system is None else [{"role": "system", "content": chat.settings.system}]
             _render(chat.settings, tokenizer, [*system, {"role": "user", "content": "Hello"}])

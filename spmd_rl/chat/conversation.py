@@ -2,14 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from spmd_rl.config.fields import Bounds, knobs, marks
 from spmd_rl.config.serving import ChatConfig
+from spmd_rl.data.image_reader import Picture, size_of
 from spmd_rl.data.sampling_params import SamplingParams
 
 HELP = """\
 /reset                begin again, with the same system message
+/image FILE           show a picture with the next question
 /system TEXT          begin again with this system message; without TEXT: none
 /set NAME=VALUE ...   temperature, top_p, top_k, min_p, max_tokens, seed; /set alone shows them
 /help                 this
@@ -25,17 +28,48 @@ class Conversation:
     sampling: SamplingParams
     seed: int
     system: str | None = None
-    messages: list[Mapping[str, str]] = field(default_factory=list)
+    most_pictures: int = 0
+    """Of one conversation; 0: the model sees none."""
+    messages: list[Mapping[str, Any]] = field(default_factory=list)
     """Without the system message."""
+    pictures: list[Picture] = field(default_factory=list)
+    """Of the messages, in order, and at the end those that the next question shows."""
+    waiting: int = 0
+    """Pictures that the next question shows."""
 
-    def asked(self, text: str) -> list[Mapping[str, str]]:
+    def asked(self, text: str) -> list[Mapping[str, Any]]:
         """All messages with this question at the end, as a chat template takes them."""
         first = [] if self.system is None else [{"role": "system", "content": self.system}]
-        return [*first, *self.messages, {"role": "user", "content": text}]
+        return [*first, *self.messages, self._question(text)]
 
     def answered(self, question: str, answer: str) -> None:
         """Keep a turn."""
-        self.messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        self.messages += [self._question(question), {"role": "assistant", "content": answer}]
+        self.waiting = 0
+
+    def _question(self, text: str) -> Mapping[str, Any]:
+        shown = [{"type": "image"}] * self.waiting
+        return {"role": "user", "content": [*shown, {"type": "text", "text": text}] if shown else text}
+
+    def _begin_again(self) -> None:
+        self.messages.clear()
+        self.pictures.clear()
+        self.waiting = 0
+
+    def _show(self, path: str) -> str:
+        """Take a picture for the next question."""
+        if not self.most_pictures:
+            return "(this model sees no pictures)"
+        if len(self.pictures) == self.most_pictures:
+            return f"(a conversation shows at most {self.most_pictures} pictures: /reset begins a new one)"
+        try:
+            picture = Picture(content=Path(path).expanduser().read_bytes())
+            width, height = size_of(picture)
+        except (OSError, ValueError) as error:
+            return f"({path or '/image'}: {error}; nothing is shown)"
+        self.pictures.append(picture)
+        self.waiting += 1
+        return f"({path}, {width} x {height} pixels, is shown with your next question)"
 
     def obey(self, line: str) -> str | None:
         """Do what a line that begins with / says; returns what there is to say about it, None: leave."""
@@ -45,11 +79,13 @@ class Conversation:
             return None
         if command == "/help":
             return HELP
+        if command == "/image":
+            return self._show(rest)
         if command == "/reset":
-            self.messages.clear()
+            self._begin_again()
             return "(a new conversation)"
         if command == "/system":
-            self.messages.clear()
+            self._begin_again()
             self.system = rest or None
             return "(a new conversation, with this system message)" if rest else "(a new conversation)"
         if command == "/set":

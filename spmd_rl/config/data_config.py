@@ -95,6 +95,13 @@ class DataConfig:
     """A picture with more pixels is made smaller. None: what the model's preprocessor_config.json says."""
     images_per_prompt: PositiveInt = 1
     """Pictures of a prompt, at most; a row with more is one that cannot be used (bad_rows)."""
+    image_urls: Literal["refuse", "fetch"] = "refuse"
+    """Treatment of http and https addresses in an image column: a row with one cannot be used, or every rank fetches
+    the picture when it reads the row, and keeps it."""
+    image_fetch_seconds: PositiveFloat = 10.0
+    """A picture that takes longer to fetch cannot be used."""
+    image_fetch_mib: PositiveFloat = 20.0
+    """A fetched picture that is larger cannot be used."""
     answer_pattern: str | None = None
     """Regular expression whose group 1, where it matches last, is the answer. None: what the dataset's file says."""
     assistant_turn: Literal["refuse", "drop", "answer"] | None = None

@@ -66,6 +66,12 @@ class EvaluateConfig(SamplingConfig, ServeConfig):
     """Tokens, template included."""
     overlong_prompts: Literal["drop", "refuse"] = "refuse"
     """Leave longer prompts out and say how many, or stop and name them."""
+    image_min_pixels: PositiveInt | None = None
+    """A picture with fewer pixels is enlarged to so many. None: what the model's preprocessor_config.json says."""
+    image_max_pixels: PositiveInt | None = None
+    """A picture with more pixels is made smaller. None: what the model's preprocessor_config.json says."""
+    images_per_prompt: PositiveInt = 1
+    """Pictures of a question, at most."""
     max_response_length: PositiveInt = 512
     """Tokens; a longer response is cut and counts as truncated."""
     grader: str = "math_answer"
@@ -100,6 +106,8 @@ class ChatConfig(SamplingConfig, EngineConfig, ServeConfig):
     """Of one answer; a longer one is cut."""
     context: Annotated[int, Bounds(ge=2)] = 4096
     """Tokens of the whole conversation; at most the model's positions."""
+    images_per_conversation: PositiveInt = 8
+    """Pictures that /image shows in one conversation, at most."""
 
 
 class _TopLevelModel(ModelConfig):
@@ -124,6 +132,9 @@ def of_evaluation(given: EvaluateConfig, directory: str, dtype: Dtype) -> Config
             enable_thinking=given.enable_thinking,
             max_prompt_length=given.max_prompt_length,
             overlong_prompts=given.overlong_prompts,
+            image_min_pixels=given.image_min_pixels,
+            image_max_pixels=given.image_max_pixels,
+            images_per_prompt=given.images_per_prompt,
         ),
         rollout=RolloutConfig(
             **vars(given.rollout),
@@ -144,7 +155,11 @@ def of_chat(given: ChatConfig, directory: str, dtype: Dtype, world_size: int) ->
     config = Config(
         _TopLevelModel(directory, dtype, trust_remote_code=given.trust_remote_code),
         # The engine holds a prompt and its response together; how they share it is decided turn by turn.
-        DataConfig(max_prompt_length=given.context - 1, template=given.template),
+        DataConfig(
+            max_prompt_length=given.context - 1,
+            template=given.template,
+            images_per_prompt=given.images_per_conversation,
+        ),
         rollout=RolloutConfig(
             tensor=world_size,
             expert_parallel=given.expert_parallel,

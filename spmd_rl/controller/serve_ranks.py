@@ -24,9 +24,9 @@ class Servers:
         self.ranks._all(Verb.LOAD, model=model)
 
     @verb
-    def reply(self, prompt: Sequence[int], seed: int, sampling: SamplingParams) -> str:
+    def reply(self, prompt: Sequence[int], seed: int, sampling: SamplingParams, pictures: Sequence[bytes] = ()) -> str:
         """One answer by the one engine that all ranks are; rank 0's worker hears its tokens.
 
-        Returns why it ended: `stop`, `length` or `abort`.
+        `pictures`: files that the prompt shows. Returns why it ended: `stop`, `length` or `abort`.
         """
-        return self.ranks._all(Verb.REPLY, prompt=list(prompt), seed=seed, sampling=sampling)
+        return self.ranks._all(Verb.REPLY, prompt=list(prompt), seed=seed, sampling=sampling, pictures=list(pictures))

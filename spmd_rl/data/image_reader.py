@@ -1,10 +1,15 @@
 """The door to pictures: which files of a data set are read, what is refused, and the patches that a model is shown."""
 
+import base64
 import io
 import math
 import re
-from collections.abc import Mapping, Sequence
+import time
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from http.client import HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -21,6 +26,8 @@ if TYPE_CHECKING:
 FORMATS = ("PNG", "JPEG", "WEBP")
 PLACE = "<image>"
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|data:")
+_FETCHED = ("http://", "https://")
+_CHUNK_BYTES = 1 << 16
 _MOST_PIXELS = 1 << 26
 """Of a picture as it is stored: a larger one is taken for a decompression bomb."""
 
@@ -37,6 +44,7 @@ class Picture:
         return self.content or Path(self.path).read_bytes()
 
 
+Fetch = Callable[[str], bytes]
 Shown = tuple[str | list[Message], tuple[Picture, ...], tuple[Grid, ...]]
 """Of a row: what the template takes, its pictures, the grid of each."""
 
@@ -64,6 +72,9 @@ class ImageReader:
         given = {name: value for name, value in limits.items() if value is not None}
         self.processor: Processor = Qwen2VLImageProcessorPil.from_pretrained(model, local_files_only=True, **given)
         self.vision, self.most = vision, data.images_per_prompt
+        self.fetch = partial(fetched, seconds=data.image_fetch_seconds, most_bytes=int(data.image_fetch_mib * 2**20))
+        self.fetches = data.image_urls == "fetch"
+        self.limit = f"{data.prefix}images_per_prompt = {self.most}"
 
     def row(self, content: str | list[Message], value: object, file: str) -> Shown:
         """Return a row's messages in parts, its pictures and their grids, decoding none; ValueError: what is wrong.
@@ -73,11 +84,12 @@ class ImageReader:
         if isinstance(content, str):
             raise ValueError("data.template = plain has no place for pictures; use a chat template")
         places = sum(message["content"].count(PLACE) for message in content)
-        pictures = pictures_of(value, Path(file).parent if Path(file).is_file() else Path(file))
+        directory = Path(file).parent if Path(file).is_file() else Path(file)
+        pictures = pictures_of(value, directory, self.fetch if self.fetches else None)
         if len(pictures) != places:
             raise ValueError(f"it has {len(pictures)} pictures, and its prompt says {PLACE} {places} times")
         if len(pictures) > self.most:
-            raise ValueError(f"it has {len(pictures)} pictures, more than data.images_per_prompt = {self.most}")
+            raise ValueError(f"it has {len(pictures)} pictures, more than {self.limit}")
         grids = []
         for number, picture in enumerate(pictures):
             try:
@@ -125,16 +137,30 @@ def parts(text: str) -> list[dict[str, str]]:
     return found
 
 
-def pictures_of(value: object, directory: Path) -> list[Picture]:
+def pictures_of(value: object, directory: Path, fetch: Fetch | None = None) -> list[Picture]:
     """Return the pictures of an image column's value: one or a list, each a path, bytes, or {bytes, path}.
 
-    Paths are below `directory`, that of the data's file. Raises ValueError saying what is wrong with which.
+    Paths are below `directory`, that of the data's file. `fetch`: None refuses addresses. Raises ValueError saying what
+    is wrong with which.
     """
     some = [] if value is None else value if isinstance(value, list) else [value]
-    return [_picture(one, number, directory.resolve()) for number, one in enumerate(some)]
+    return [_picture(one, number, directory.resolve(), fetch) for number, one in enumerate(some)]
 
 
-def _picture(one: object, number: int, directory: Path) -> Picture:
+def fetched(address: str, seconds: float, most_bytes: int) -> bytes:
+    """Return what is at an address. Raises OSError or ValueError: it takes too long, is too large, or is not there."""
+    ends, content = time.monotonic() + seconds, b""
+    with urllib.request.urlopen(address, timeout=seconds) as reply:
+        while piece := reply.read1(_CHUNK_BYTES):
+            content += piece
+            if len(content) > most_bytes:
+                raise ValueError(f"it has more than {most_bytes} bytes (data.image_fetch_mib)")
+            if time.monotonic() > ends:
+                raise ValueError(f"it takes more than {seconds:g} s (data.image_fetch_seconds)")
+    return content
+
+
+def _picture(one: object, number: int, directory: Path, fetch: Fetch | None) -> Picture:
     which = f"picture {number}"
     if isinstance(one, dict):
         if one.get("bytes"):
@@ -145,9 +171,15 @@ def _picture(one: object, number: int, directory: Path) -> Picture:
     if not isinstance(one, str) or not one:
         raise ValueError(f"{which} is {type(one).__name__}; expected a path, bytes, or {{bytes, path}}")
     if _URL.match(one):
-        raise ValueError(
-            f"{which} is the address {one[:60]}, and nothing is fetched; store the picture beside the data"
-        )
+        if fetch is None or not one.startswith(_FETCHED):
+            raise ValueError(
+                f"{which} is the address {one[:60]}, and nothing is fetched; store the picture beside the data, or set "
+                "data.image_urls = fetch for http and https"
+            )
+        try:
+            return Picture(content=fetch(one))
+        except (OSError, ValueError, HTTPException) as error:
+            raise ValueError(f"{which}, {one[:60]}, cannot be fetched: {error}") from error
     path = (directory / one).resolve()
     if not path.is_relative_to(directory):
         raise ValueError(f"{which}, {one}, is outside the data's directory {directory}")
@@ -195,6 +227,14 @@ def _cut_off(content: bytes, kind: str) -> bool:
     if kind == "WEBP":
         return len(content) < 8 + int.from_bytes(content[4:8], "little")
     return False
+
+
+def thumbnail(picture: Picture, side: int = 96) -> str:
+    """Return a small copy of a picture as an address that pages show: data:image/jpeg;base64,..."""
+    shown, written = decode(picture), io.BytesIO()
+    shown.thumbnail((side, side))
+    shown.save(written, "JPEG", quality=70)
+    return "data:image/jpeg;base64," + base64.b64encode(written.getvalue()).decode()
 
 
 def decode(picture: Picture) -> "Image":

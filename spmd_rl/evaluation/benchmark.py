@@ -24,8 +24,9 @@ class Benchmark:
 
 Line = dict[str, Any]
 """One question with its samples, as it is written to a file: `index`, `question`, `answer`, `prompt`, `prompt_tokens`,
-`row`, `samples` (each with `response`, `response_tokens`, `finish_reason`, `cause`, `extracted`), `accuracy`, `votes`
-(each with `answer`, `count`, `correct`, the most frequent first; None where the rule does not say what it read)."""
+`row`, `thumbnails` (of the pictures it shows, where it does), `samples` (each with `response`, `response_tokens`,
+`finish_reason`, `cause`, `extracted`), `accuracy`, `votes` (each with `answer`, `count`, `correct`, the most frequent
+first; None where the rule does not say what it read)."""
 # Of a sample, what belongs to its question, and what to itself.
 _QUESTION = ("index", "question", "answer", "prompt", "prompt_tokens", "row")
 _SAMPLE = ("response", "response_tokens", "finish_reason", "cause", "extracted")
@@ -98,6 +99,7 @@ def ask_all(
 
 def _line(samples: Sequence[Mapping[str, Any]]) -> Line:
     line = {name: samples[0].get(name) for name in _QUESTION}
+    line |= {name: samples[0][name] for name in ("thumbnails",) if name in samples[0]}
     line["samples"] = [{name: sample.get(name) for name in _SAMPLE} for sample in samples]
     line["accuracy"] = sum(sample["cause"] == "correct" for sample in samples) / len(samples)
     return line

@@ -1,5 +1,6 @@
 """Show and keep an evaluation."""
 
+import html
 import json
 import sys
 import time
@@ -16,6 +17,14 @@ from spmd_rl.errors import ConfigError, Problem
 from spmd_rl.evaluation.benchmark import Comparison, Line, accuracy_interval, measure
 
 SHOWN_EVERY_SECONDS = 10.0
+_PAGE = """<!doctype html>
+<meta charset="utf-8"><title>{name}</title>
+<style>body {{ font: 14px sans-serif }} td {{ vertical-align: top; padding: 4px 12px; white-space: pre-wrap;
+max-width: 40em }}</style>
+<h1>{name}: {count} questions, the wrong ones first</h1>
+<table><tr><th><th>question<th>answer<th>first response<th>accuracy</tr>
+{rows}</table>
+"""
 
 
 class OnProgress(Protocol):
@@ -106,6 +115,23 @@ def write_lines(directory: Path, name: str, lines: Sequence[Mapping[str, object]
     path = directory / f"{name}.jsonl"
     write_samples(path, lines)
     return path
+
+
+def write_page(directory: Path, name: str, lines: Sequence[Line]) -> Path | None:
+    """Write a page of the questions beside their pictures, the wrong ones first; None where none shows a picture."""
+    if not any("thumbnails" in line for line in lines):
+        return None
+    rows = "".join(map(_page_row, sorted(lines, key=lambda line: line["accuracy"])))
+    path = directory / f"{name}.html"
+    path.write_text(_PAGE.format(name=html.escape(name), count=len(lines), rows=rows), encoding="utf-8")
+    return path
+
+
+def _page_row(line: Line) -> str:
+    pictures = "".join(f'<img src="{html.escape(one)}" alt="">' for one in line.get("thumbnails", ()))
+    said = line["samples"][0]["response"]
+    cells = [line["question"], line["answer"], said, f"{line['accuracy']:.2f}"]
+    return f"<tr><td>{pictures}</td>{''.join(f'<td>{html.escape(str(cell))}</td>' for cell in cells)}</tr>\n"
 
 
 def write_summary(directory: Path, summary: Mapping[str, object]) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from spmd_rl.data.image_reader import ImageReader
+from spmd_rl.data.image_reader import ImageReader, Picture
 from spmd_rl.data.sources.prompts import Prompt
 from spmd_rl.distributed.sample import Sample
 from spmd_rl.models import FAMILIES
@@ -46,18 +46,27 @@ class ImageStore:
         return images.pixels
 
     def _read(self, prompt: Prompt, row: int) -> PromptImages:
-        assert self.reader is not None and self.shape.vision is not None
-        family, vision = FAMILIES[self.shape.family].vision, self.shape.vision
-        assert family is not None
         try:
-            pixels, grids = self.reader.patches(prompt.pictures)
+            images = self.decode(prompt.token_ids, prompt.pictures, row)
         except (OSError, ValueError, SyntaxError) as error:
             raise ValueError(
                 f"row {prompt.index} of {prompt.source}: a picture cannot be decoded: {error}; fix it, or take the "
                 "row out"
             ) from error
-        assert tuple(grids) == prompt.grids, f"row {prompt.index}: {grids} patches, expected {prompt.grids}"
-        tokens = torch.tensor(prompt.token_ids)
+        grids = tuple(images.grids)
+        assert grids == prompt.grids, f"row {prompt.index}: {grids} patches, expected {prompt.grids}"
+        return images
+
+    def decode(self, token_ids: Sequence[int], pictures: Sequence[Picture], row: int = 0) -> PromptImages:
+        """Return what a prompt shows, of its token ids and its pictures.
+
+        Raises OSError, ValueError or SyntaxError where one cannot be decoded.
+        """
+        assert self.reader is not None and self.shape.vision is not None
+        family, vision = FAMILIES[self.shape.family].vision, self.shape.vision
+        assert family is not None
+        pixels, grids = self.reader.patches(pictures)
+        tokens = torch.tensor(token_ids)
         places = (tokens == vision.image_token).nonzero()[:, 0]
         spans, first = [], 0
         for frames, rows, columns in grids:
@@ -65,7 +74,7 @@ class ImageStore:
             spans.append((int(places[first]), count))
             first += count
         fields = {
-            "positions": torch.tensor(family.positions(prompt.token_ids, grids, vision)),
+            "positions": torch.tensor(family.positions(token_ids, grids, vision)),
             "image_places": places,
             "image_grids": torch.tensor(grids),
             ROW: torch.tensor(row),

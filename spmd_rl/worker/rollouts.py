@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from spmd_rl.data.answers import Generated, Graded
+from spmd_rl.data.image_reader import thumbnail
 from spmd_rl.data.response_text import ResponseText
 from spmd_rl.data.samples import sample_record, samples_file, write_samples
 from spmd_rl.data.sampling_params import SamplingParams
@@ -181,13 +182,15 @@ class Rollouts:
     @verb
     def conversations(self, ids: Sequence[int], step: int) -> list[dict[str, Any]]:
         """Those of the graded samples that this rank holds, with all that is kept of them."""
-        return [self._record(sample, step) for sample in ids if sample in self.made]
+        shown: set[int] = set()
+        return [self._record(sample, step, shown) for sample in ids if sample in self.made]
 
     @verb
     def write_conversations(self, directory: str, step: int) -> None:
         """All graded samples of this rank, into a file of its own."""
         if self.made:
-            lines = (self._record(sample, step) for sample in sorted(self.made))
+            shown: set[int] = set()
+            lines = (self._record(sample, step, shown) for sample in sorted(self.made))
             write_samples(Path(directory) / samples_file(step, self.rank), lines)
 
     @verb
@@ -195,9 +198,12 @@ class Rollouts:
         """Drop the samples."""
         self.made.clear()
 
-    def _record(self, sample: int, step: int) -> dict[str, Any]:
+    def _record(self, sample: int, step: int, shown: set[int]) -> dict[str, Any]:
+        """Return a sample's line; small pictures stand in the first of each prompt, which are noted in `shown`."""
         made = self.made[sample]
         drawn, prompt = made.completion.sample, made.prompt
+        pictures = () if id(prompt) in shown else prompt.pictures
+        shown.add(id(prompt))
         return sample_record(
             made.reward or SampleReward(sample, 0.0, UNJUDGED, {}),
             step=step,
@@ -212,4 +218,5 @@ class Rollouts:
             prompt_ids=list(prompt.token_ids),
             response_tokens=len(drawn.response),
             response_ids=drawn.response.tolist(),
+            **({"thumbnails": [thumbnail(picture) for picture in pictures]} if pictures else {}),
         )

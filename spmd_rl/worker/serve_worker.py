@@ -1,10 +1,11 @@
 """One rank of a program that only generates."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
 
+from spmd_rl.data.image_reader import Picture
 from spmd_rl.data.sampling_params import SamplingParams
 from spmd_rl.distributed.status import doing
 from spmd_rl.distributed.verb import verb
@@ -35,8 +36,14 @@ class ServeWorker(BaseWorker):
         self.engine.wake_cache()
 
     @verb
-    def reply(self, prompt: tuple[int, ...], seed: int, sampling: SamplingParams) -> str:
-        """Answer a prompt; all ranks are one engine here, and rank 0 decides for all of them when the answer ends."""
+    def reply(
+        self, prompt: tuple[int, ...], seed: int, sampling: SamplingParams, pictures: Sequence[bytes] = ()
+    ) -> str:
+        """Answer a prompt; all ranks are one engine here, and rank 0 decides for all of them when the answer ends.
+
+        `pictures`: files that the prompt shows.
+        """
+        images = self.images.decode(prompt, [Picture(content=one) for one in pictures]) if pictures else None
 
         def heard(tokens: list[int]) -> bool:
             ends = torch.tensor([self.world.rank == 0 and self.tokens_heard(tokens)], dtype=torch.uint8)
@@ -44,4 +51,4 @@ class ServeWorker(BaseWorker):
                 dist.broadcast(ends, src=0, group=self.world.payload)
             return bool(ends)
 
-        return self.engine.stream(Request(0, prompt, seed), sampling, heard)
+        return self.engine.stream(Request(0, prompt, seed, images), sampling, heard)

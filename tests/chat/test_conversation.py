@@ -3,6 +3,7 @@
 import itertools
 
 import pytest
+from PIL import Image
 
 from spmd_rl.chat.conversation import HELP, Conversation, Thoughts
 from spmd_rl.data.sampling_params import SamplingParams
@@ -92,3 +93,30 @@ def test_text_that_ends_like_a_tag_is_shown_in_the_end():
     thoughts = Thoughts(thinking=False)
     assert thoughts.add("1 <thi") == [("1 ", False)]
     assert thoughts.end() == [("<thi", False)]
+
+
+def test_a_picture_is_shown_with_the_next_question_and_stays_in_the_conversation(tmp_path):
+    Image.new("RGB", (40, 30), "red").save(tmp_path / "red square.png")
+    talk = Conversation(SamplingParams(0.7, 100), seed=1, most_pictures=2)
+    assert "40 x 30 pixels" in talk.obey(f"/image {tmp_path / 'red square.png'}")
+    said = [{"type": "image"}, {"type": "text", "text": "Which colour?"}]
+    assert talk.asked("Which colour?")[0]["content"] == said
+    talk.answered("Which colour?", "red")
+    assert [message["content"] for message in talk.asked("Sure?")] == [said, "red", "Sure?"]
+    assert len(talk.pictures) == 1
+    talk.obey("/reset")
+    assert talk.pictures == [] and talk.asked("x")[0]["content"] == "x"
+
+
+def test_what_cannot_be_shown_is_said_and_changes_nothing(tmp_path):
+    (tmp_path / "text.png").write_text("no picture")
+    Image.new("RGB", (40, 30), "red").save(tmp_path / "red.png")
+    talk = Conversation(SamplingParams(0.7, 100), seed=1, most_pictures=1)
+    assert "no PNG, JPEG, WEBP picture" in talk.obey(f"/image {tmp_path / 'text.png'}")
+    assert "No such file" in talk.obey(f"/image {tmp_path / 'none.png'}")
+    assert "nothing is shown" in talk.obey("/image")
+    talk.obey(f"/image {tmp_path / 'red.png'}")
+    assert "at most 1 pictures" in talk.obey(f"/image {tmp_path / 'red.png'}")
+    assert len(talk.pictures) == 1
+    blind = Conversation(SamplingParams(0.7, 100), seed=1)
+    assert blind.obey(f"/image {tmp_path / 'red.png'}") == "(this model sees no pictures)"

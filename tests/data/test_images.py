@@ -5,7 +5,11 @@ import json
 import os
 import random
 import struct
+import threading
+import time
 import zlib
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +17,7 @@ import pytest
 from PIL import Image
 
 from spmd_rl.config.data_config import DataConfig, DatasetConfig
-from spmd_rl.data.image_reader import ImageReader
+from spmd_rl.data.image_reader import ImageReader, fetched, pictures_of, size_of
 from spmd_rl.data.sources.prompts import load_dataset
 from spmd_rl.data.tokens import load_tokenizer
 from spmd_rl.errors import ConfigError
@@ -186,3 +190,40 @@ def test_the_samples_of_geometry3k_are_those_of_transformers(model):
         assert tuple(grids) == prompt.grids == tuple(map(tuple, shown["image_grid_thw"].tolist()))
         assert np.array_equal(patches, shown["pixel_values"])
         assert prompt.token_ids.count(512) == shown["image_grid_thw"].prod(-1).sum() // 4
+
+
+@pytest.fixture
+def server():
+    """Address of a server of pictures; /slow sends a byte now and then, /large has no end."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200 if self.path != "/none" else 404)
+            self.end_headers()
+            try:
+                for _ in range(400 if self.path in ("/slow", "/large") else 0):
+                    self.wfile.write(b"x" * (1 if self.path == "/slow" else 100_000))
+                    time.sleep(0.02)
+                self.wfile.write(drawn())
+            except OSError:
+                pass
+
+        def log_message(self, *arguments):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
+        threading.Thread(target=running.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{running.server_port}"
+        running.shutdown()
+
+
+def test_addresses_are_fetched_where_that_is_asked_for_within_limits(server):
+    fetch = partial(fetched, seconds=0.3, most_bytes=1_000_000)
+    assert size_of(pictures_of(f"{server}/square.png", Path(), fetch)[0]) == (60, 40)
+    for path, said in (("slow", "more than 0.3 s"), ("large", "more than 1000000 bytes"), ("none", "404")):
+        with pytest.raises(ValueError, match=f"cannot be fetched: .*{said}"):
+            pictures_of(f"{server}/{path}", Path(), fetch)
+    with pytest.raises(ValueError, match="nothing is fetched"):
+        pictures_of("file:///etc/passwd", Path(), fetch)
+    with pytest.raises(ValueError, match="nothing is fetched"):
+        pictures_of(f"{server}/square.png", Path())

@@ -4,6 +4,7 @@ import pytest
 
 from spmd_rl.data.sampling_params import SamplingParams
 from spmd_rl.data.tickets import Ticket
+from spmd_rl.evaluation import report
 from spmd_rl.evaluation.benchmark import Benchmark, accuracy_interval, ask, compare, count_votes, measure
 from spmd_rl.rewards.rules.math_answer import is_correct
 
@@ -156,3 +157,14 @@ def test_questions_come_back_in_order_with_their_samples():
         {"answer": "1/2", "count": 1, "correct": True},
         {"answer": "0", "count": 1, "correct": False},
     ]
+
+
+def test_a_page_shows_the_questions_with_their_pictures_the_wrong_ones_first(tmp_path):
+    lines = [
+        {"question": f"<b>{n}", "answer": "1", "accuracy": float(n), "samples": [{"response": f"said {n}"}]}
+        for n in (1, 0)
+    ]
+    assert report.write_page(tmp_path, "geo", lines) is None
+    lines[0]["thumbnails"] = ["data:image/jpeg;base64,AAAA"]
+    page = report.write_page(tmp_path, "geo", lines).read_text()
+    assert page.index("said 0") < page.index("said 1") and page.count("<img") == 1 and "&lt;b&gt;1" in page

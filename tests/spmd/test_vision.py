@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -96,3 +97,64 @@ def test_a_run_that_goes_on_is_the_one_that_never_stopped_bit_for_bit(finished):
     found = compare(root / "whole", root / "rest", range(3, STEPS + 1))
     assert found.difference is None
     assert found.steps == (3, 3) and found.samples == 16
+
+
+@pytest.mark.slow
+def test_an_evaluation_shows_pictures_to_the_model_and_to_who_reads_its_page(finished):
+    root = finished.root
+    (root / "geo.yaml").write_text(f"source: {DATA}\nprompt_column: problem\nimage_column: images\n")
+    words = [
+        "--model",
+        root / "whole" / "hf",
+        "--benchmark",
+        root / "geo.yaml",
+        "--limit",
+        3,
+        "--output",
+        root / "eval",
+    ]
+    words += ["--max-prompt-length", 400, "--max-response-length", 6, "--rollout.cache-gib", 0.05, "--platform", "cpu"]
+    said = serve("evaluate", *words)
+    assert f"questions with their pictures  {root / 'eval' / 'geo.html'}" in said
+    lines = [json.loads(line) for line in (root / "eval" / "geo.jsonl").read_text().splitlines()]
+    assert len(lines) == 3 and all(line["thumbnails"][0].startswith("data:image/jpeg") for line in lines)
+    assert (root / "eval" / "geo.html").read_text().count("<img") == 3
+
+
+@pytest.mark.slow
+def test_a_chat_shows_a_picture_and_answers_as_transformers_does(tmp_path):
+    from PIL import Image
+    from transformers import AutoTokenizer, Qwen2_5_VLForConditionalGeneration
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    make_tokenizer(make_tiny(tmp_path, "qwen2_5_vl"), vision=True)
+    Image.new("RGB", (84, 56), "red").save(tmp_path / "red.png")
+    typed = f"/image {tmp_path / 'red.png'}\nWhich colour?\n/exit\n"
+    words = ["--model", tmp_path, "--temperature", 0, "--max-tokens", 8, "--context", 200, "--cache-gib", 0.05]
+    said = serve("chat", *words, "--platform", "cpu", typed=typed)
+    assert "84 x 56 pixels, is shown with your next question" in said
+    tokenizer, shown = AutoTokenizer.from_pretrained(tmp_path), Qwen2VLImageProcessorPil.from_pretrained(tmp_path)
+    pixels = shown([Image.open(tmp_path / "red.png")], return_tensors="pt")
+    content = [{"type": "image"}, {"type": "text", "text": "Which colour?"}]
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
+    )
+    count = int(pixels["image_grid_thw"].prod()) // 4
+    text = text.replace("<|image_pad|>", "<|image_pad|>" * count)
+    prompt = tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"]
+    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(tmp_path, dtype=torch.float32)
+    types = (prompt == 512).int()
+    with torch.no_grad():
+        out = model.generate(prompt, **pixels, mm_token_type_ids=types, max_new_tokens=8, do_sample=False)
+    answer = tokenizer.decode(out[0, prompt.shape[1] :], skip_special_tokens=True)
+    assert answer in said
+
+
+def serve(program: str, *words: object, typed: str = "") -> str:
+    """Return what a program of one rank prints."""
+    command = [sys.executable, "-m", f"spmd_rl.{program}", *map(str, words)]
+    done = subprocess.run(
+        command, env=environment(), cwd=ROOT, input=typed, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
+    return done.stdout

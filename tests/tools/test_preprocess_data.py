@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
 from spmd_rl.config.data_config import DataConfig
 from spmd_rl.config.loading import load_dataset_config
 from spmd_rl.data.sources.prepared import is_prepared
 from spmd_rl.data.sources.prompts import load_dataset
 from spmd_rl.data.tokens import load_tokenizer
+from tiny_models import make_tiny
 from tiny_tokenizer import make_tokenizer
 
 TOOL = Path(__file__).parents[2] / "tools" / "preprocess_data.py"
@@ -55,7 +57,8 @@ def prepare(config, model, tmp_path, monkeypatch, capsys):
     spec.loader.exec_module(tool)
 
     def run(*arguments, output=tmp_path / "out.parquet"):
-        argv = ["--config", str(config), "--model", str(model), "--output", str(output), "--workers", "1", *arguments]
+        written = [] if output is None else ["--output", str(output)]
+        argv = ["--config", str(config), "--model", str(model), *written, "--workers", "1", *arguments]
         monkeypatch.setattr(sys, "argv", ["preprocess_data.py", *argv])
         try:
             tool.main()
@@ -189,3 +192,19 @@ def test_a_prepared_file_that_was_cut_is_refused(prepare, model, tmp_path):
     made.write_bytes(made.read_bytes()[:-100])
     with pytest.raises(ValueError, match="out.parquet: not a whole Parquet file"):
         load(made, model)
+
+
+def test_pictures_are_counted_and_shown_on_one_sheet(prepare, config, tmp_path):
+    Image.new("RGB", (56, 84), "red").save(tmp_path / "red.png")
+    rows = [{"problem": "<image>Which colour?", "pictures": ["red.png"], "answer": "red"}] * 3
+    rows += [{"problem": "None?", "pictures": [], "answer": "none"}]
+    rows += [{"problem": "<image>Lost?", "pictures": ["lost.png"], "answer": "x"}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config.write_text(f"source: {tmp_path}/rows.jsonl\nprompt_column: problem\nimage_column: pictures\n")
+    make_tokenizer(make_tiny(tmp_path / "seeing", "qwen2_5_vl"), vision=True)
+    seeing = ("--model", str(tmp_path / "seeing"), "--config", str(config))
+    said = prepare(*seeing, "--contact-sheet", str(tmp_path / "sheet.png"), output=None)
+    assert "4 prompts kept" in said and "dropped, cannot be used: 1" in said
+    assert "pictures: 3; patches: 72 in all, 24 in a prompt at most; image tokens: 18 in all, 6 in a prompt" in said
+    assert Image.open(tmp_path / "sheet.png").size == (960, 174)
+    assert "prepared prompts are without pictures" in prepare(*seeing)

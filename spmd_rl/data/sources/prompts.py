@@ -198,7 +198,7 @@ def load_dataset(
         contents = [question.content for question in questions]
         encoded, named = encode(tokenizer, template, data, contents), template.name
         if images is not None:
-            encoded = [_with_images(one, question, images) for one, question in zip(encoded, questions, strict=True)]
+            encoded = [with_images(one, question, images) for one, question in zip(encoded, questions, strict=True)]
         if not template.plain and not tokens.opens_answer(tokenizer, template.text):
             reading.notes.append(
                 f"{data.prefix}template = {template.name}: it has no generation prompt: a prompt ends before what "
@@ -285,7 +285,7 @@ def select(
     return [(question, usable[question.index]) for question in without_overlong(data, lengths, reading)]
 
 
-def _with_images(one: Encoded, question: Question, images: ImageReader) -> Encoded:
+def with_images(one: Encoded, question: Question, images: ImageReader) -> Encoded:
     """Return a question's token ids with all tokens of its pictures."""
     if one.error or one.cut:
         return one
