@@ -22,12 +22,6 @@ fi
 unset -f source_vendor
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-8}"
 
-# Seconds. CONNECT: nodes start their programs at different times, most of all when each reads its weights first. EXEC: how
-# long a collective waits for the slowest rank, here longer than run.collective_timeout_seconds, whose message says more.
-# EVENT must be above EXEC. https://www.hiascend.com/document (CANN, environment variable reference)
-export HCCL_CONNECT_TIMEOUT="${HCCL_CONNECT_TIMEOUT:-1800}"
-export HCCL_EXEC_TIMEOUT="${HCCL_EXEC_TIMEOUT:-7200}"
-export HCCL_EVENT_TIMEOUT="${HCCL_EVENT_TIMEOUT:-7260}"
 # The host port of every rank's first contact. 16 or more free ports; reserve them with
 #   sysctl -w net.ipv4.ip_local_reserved_ports=60000-60015
 # so that no other connection takes one. Set it where two runs share a node.

@@ -25,11 +25,11 @@ if command -v flock >/dev/null; then
     ready && exit 0
 fi
 
-# The image for NPUs brings its own Python, which .venv must share.
-[[ "$kind" == npu ]] && versions="3.11 3.12" || versions="3.11"
+# The image for NPUs brings its own Python, which .venv must share. The pins for CPUs are of one version.
+[[ "$kind" == cpu ]] && versions="3.11" || versions="3.11 3.12"
 version_of() { "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null; }
 python=
-for candidate in ${PYTHON:-python3.11 python3 python}; do
+for candidate in ${PYTHON:-python3.11 python3.12 python3 python}; do
     version=$(version_of "$candidate") && [[ " $versions " == *" $version "* ]] && python=$candidate && break
 done
 if [[ -z "$python" ]]; then
@@ -80,8 +80,16 @@ cuda)
     pip -r "$requirements"
     ;;
 npu)
-    say "3/4 what is added to it"
-    pip -r "$requirements"
+    # What the image has stays as it is, whatever its version: it was tested together. The doctor says where it differs.
+    have=$("$python" -m pip --disable-pip-version-check list --format=freeze 2>/dev/null)
+    normal() { sed -E 's/[=<>!~@ ].*//; s/[-_.]+/-/g' | tr '[:upper:]' '[:lower:]'; }
+    names=$(normal <<<"$have")
+    grep -E '^[A-Za-z]' "$requirements" | while read -r line; do
+        grep -qx "$(normal <<<"$line")" <<<"$names" || echo "$line"
+    done >".venv/$requirements"
+    (grep -E '^[A-Za-z0-9_.-]+==' <<<"$have" || true) >.venv/image.txt
+    say "3/4 what is added to it: $(wc -l <".venv/$requirements") packages; what the image has stays"
+    pip -r ".venv/$requirements" -c .venv/image.txt
     ;;
 esac
 say "4/4 spmd_rl itself (editable)"

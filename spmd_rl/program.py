@@ -7,7 +7,6 @@ The loop is given the configuration and a session, as spmd_rl/grpo.py's is.
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -21,17 +20,18 @@ from spmd_rl.controller.checkpoint_manager import Preempted
 from spmd_rl.controller.ranks import Ranks
 from spmd_rl.controller.session import RunContext, Session
 from spmd_rl.data.answers import ANSWERS
-from spmd_rl.distributed.environment import restarts_from_environment
+from spmd_rl.distributed.environment import rank_from_environment, restarts_from_environment
 from spmd_rl.distributed.status import doing
 from spmd_rl.errors import refuse
 from spmd_rl.health.preemption import preemption_event
 from spmd_rl.models.model_shape import ModelShape
 from spmd_rl.platforms import current
 from spmd_rl.platforms.platform import Platform
-from spmd_rl.runlog.console import described
+from spmd_rl.runlog.console import console, described
 from spmd_rl.runlog.run_dir import way_on
 from spmd_rl.runlog.run_lock import RunLock
 from spmd_rl.runlog.run_log import RunLog
+from spmd_rl.runlog.start_up import StartUp
 from spmd_rl.runtime.process import Started, run, user_errors_exit, wait_for_signal
 from spmd_rl.runtime.sources import changed_sources, sources
 from spmd_rl.runtime.startup import (
@@ -49,7 +49,6 @@ if TYPE_CHECKING:  # torch stays out until the settings are right
     from spmd_rl.distributed.world import World
     from spmd_rl.rewards.grading.null_pool import NullPool
     from spmd_rl.rewards.grading.pool import GraderPool
-    from spmd_rl.runtime.resume_point import Resumed
     from spmd_rl.worker.base_worker import BaseWorker
 
 Loop = Callable[[Config, Session], None]
@@ -97,10 +96,13 @@ def main(loop: Loop, arguments: list[str] | None = None, critic: bool | None = N
     preemption_event()
     trainings: list[Training] = []
 
-    def live(settings: tuple[Config, ModelShape], started: Started) -> str:
-        trainings.append(Training(*settings, loop))
-        run_rank(trainings[0], started)
-        return trainings[0].missing
+    def prepare(words: list[str]) -> Training:
+        trainings.append(Training(*configure(words, critic), loop))
+        return trainings[0]
+
+    def live(training: Training, started: Started) -> str:
+        run_rank(training, started)
+        return training.missing
 
     def last_words() -> str:
         return trainings[0].last_words() if trainings else ""
@@ -109,7 +111,7 @@ def main(loop: Loop, arguments: list[str] | None = None, critic: bool | None = N
         for training in trainings:
             training.failed(error)
 
-    return run(partial(configure, critic=critic), live, arguments, last_words=last_words, failed=failed)
+    return run(prepare, live, arguments, last_words=last_words, failed=failed)
 
 
 def run_rank(program: Program, started: Started) -> None:
@@ -122,13 +124,15 @@ def run_rank(program: Program, started: Started) -> None:
         inputs = replace(inputs, notes=[*inputs.notes, describe_ends(config, inputs)])
         first = next(iter(inputs.prompts.values()), ())[:1]
         graders = start_graders(config, first[0], inputs.tokenizer) if first else None
-        import torch.distributed as dist
+        with doing("imports torch"):
+            import torch.distributed as dist
 
-        from spmd_rl.distributed import world as worlds
-        from spmd_rl.distributed.commands import ControlChannel
-        from spmd_rl.health.watchdog import Watchdog
+            from spmd_rl.distributed import world as worlds
+            from spmd_rl.distributed.commands import ControlChannel
+            from spmd_rl.health.watchdog import Watchdog
 
-        world = worlds.start(platform, config.run.collective_timeout_seconds)
+        with doing("meets the other ranks"):
+            world = worlds.start(platform, config.run.collective_timeout_seconds)
         # A grader may take its time; only a deadline that was set is shorter.
         longest = max(config.reward.timeout_seconds, config.reward.first_call_seconds)
         least = 2 * longest if config.reward.rules else 0.0
@@ -179,6 +183,7 @@ class Training:
         self.config, self.shape, self.loop, self.platform = config, shape, loop, config.run.platform
         self.directory = Path(config.run.dir or f"runs/{config.run.name}")
         self.lock: RunLock | None = None
+        self.start_up = None if rank_from_environment() else StartUp(console(config.train.steps))
 
     def read(self) -> Inputs:
         """Read the weights' headers, try the algorithms, then read the prompts."""
@@ -188,10 +193,11 @@ class Training:
 
     def build(self, rank: Rank) -> "BaseWorker":
         """Find where the run goes on, begin its log, and build the worker."""
-        from spmd_rl.distributed.gather import gather
-        from spmd_rl.runtime.resume_point import resume_point
-        from spmd_rl.runtime.run_directory import hold, keep_finished
-        from spmd_rl.worker.train_worker import TrainWorker
+        with doing("imports Megatron-Core and vLLM"):
+            from spmd_rl.distributed.gather import gather
+            from spmd_rl.runtime.resume_point import resume_point
+            from spmd_rl.runtime.run_directory import hold, keep_finished
+            from spmd_rl.worker.train_worker import TrainWorker
 
         config, world, inputs = self.config, rank.world, rank.inputs
         with doing("waits for its directory"):
@@ -214,11 +220,11 @@ class Training:
             others, problems = changed_sources(state.get("sources") or {}, self.sources, differ, allowed)
             refuse(problems)
             found = [*found, *others]
-        lines = [*rank.notes, *inputs.notes, *notes(config, world.size), *found]
+        lines = [*inputs.notes, *notes(config, world.size), *found]
         lines += [f"reward model {name}: reads {reader.described()}" for name, reader in inputs.readers.items()]
         self.rank, self.resumed = rank, resumed
         if world.rank == 0:
-            self.log = _start_log(config, self.directory, world, lines, resumed, restarts)
+            self.log = self._start_log(lines, restarts)
         self.worker = TrainWorker(
             config,
             self.shape,
@@ -238,6 +244,36 @@ class Training:
         if faults is not None:
             faults.attach(self.worker)
         return self.worker
+
+    def _start_log(self, lines: list[str], restarts: int) -> RunLog:
+        """Begin what is kept of the run; from now on what is in its directory is this launch's."""
+        config, world, resumed = self.config, self.rank.world, self.resumed
+        same_run = resumed is not None and resumed.same_run
+        first = resumed.saved.step if resumed is not None and not resumed.only_weights else 0
+        log = RunLog(
+            config,
+            self.directory,
+            world.size,
+            first if same_run else None,
+            resumed.saved.state().get("identity") if resumed is not None and same_run else None,
+            restarts,
+            first if world.begun() else None,
+            self.start_up,
+        )
+        world.begin()
+        (log.run_dir / "config.yaml").write_text(dump(config))
+        for line in self.rank.notes:
+            log.keep(line)
+        patches = sum(line.startswith("patch ") for line in self.rank.notes)
+        log.note(f"{patches} patches of libraries are applied: run.log says which and why, and the versions")
+        for line in lines:
+            log.note(line)
+        if resumed is not None:
+            log.note(f"loaded {resumed.saved.path}" + (", its weights alone" if resumed.only_weights else ""))
+            if same_run and first >= config.train.steps:
+                ways = "a larger train.steps goes on, checkpoint.resume = never begins anew"
+                log.note(f"all {config.train.steps} steps are done: {ways}")
+        return log
 
     def last_words(self) -> str:
         """Return what to say of the run where a signal ends it, and leave it in run.log."""
@@ -288,30 +324,3 @@ class Training:
         if self.lock is not None:
             self.lock.release()
         ranks.stop()
-
-
-def _start_log(
-    config: Config, run_dir: Path, world: "World", lines: list[str], resumed: "Resumed | None", restarts: int
-) -> RunLog:
-    """Begin what is kept of the run; from now on what is in its directory is this launch's."""
-    same_run = resumed is not None and resumed.same_run
-    first = resumed.saved.step if resumed is not None and not resumed.only_weights else 0
-    log = RunLog(
-        config,
-        run_dir,
-        world.size,
-        first if same_run else None,
-        resumed.saved.state().get("identity") if resumed is not None and same_run else None,
-        restarts,
-        first if world.begun() else None,
-    )
-    world.begin()
-    (log.run_dir / "config.yaml").write_text(dump(config))
-    for line in lines:
-        log.note(line)
-    if resumed is not None:
-        log.note(f"took up {resumed.saved.path}" + (", its weights alone" if resumed.only_weights else ""))
-        if same_run and first >= config.train.steps:
-            ways = "a larger train.steps goes on, checkpoint.resume = never begins anew"
-            log.note(f"all {config.train.steps} steps are done: {ways}")
-    return log

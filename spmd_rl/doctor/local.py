@@ -8,7 +8,7 @@ from pathlib import Path
 from spmd_rl.config.config import Config
 from spmd_rl.config.loading import load_config
 from spmd_rl.config.redact import hidden
-from spmd_rl.doctor import fingerprint, machine, network, versions
+from spmd_rl.doctor import ascend, fingerprint, machine, network, versions
 from spmd_rl.doctor.finding import Finding
 from spmd_rl.models.hub import is_hub_model
 from spmd_rl.patches import megatron_core, vllm
@@ -52,6 +52,8 @@ def local_findings(here: Here, measure_disk: bool = True) -> list[Finding]:
     model = here.config.model.path if here.config else ""
     found = versions.version_findings(here.kind, megatron_core.PATCHES + vllm.PATCHES)
     found.append(machine.devices(here.kind, record(here.kind).device_count(), here.ranks_here))
+    if here.kind == "npu":
+        found += ascend.ascend_findings(here.ranks_here)
     if here.kind == "cpu":
         found += machine.vector_units()
     if here.kind == "npu":

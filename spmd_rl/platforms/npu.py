@@ -201,6 +201,8 @@ NPU = Platform(
         "VLLM_LOGGING_LEVEL": "ERROR",
         "VLLM_ASCEND_ENABLE_NZ": "0",
         "TASK_QUEUE_ENABLE": "1",
+        # Seconds. CONNECT: nodes start at different times, most of all when each reads its weights first. EXEC: for the
+        # slowest rank, longer than run.collective_timeout_seconds, whose message says more. EVENT must be above EXEC.
         "HCCL_CONNECT_TIMEOUT": "1800",
         "HCCL_EXEC_TIMEOUT": "7200",
         "HCCL_EVENT_TIMEOUT": "7260",

@@ -1,5 +1,6 @@
 """Show a run to a person: one line a step, what is being done right now, a summary at the end."""
 
+import atexit
 import sys
 import time
 import traceback
@@ -12,29 +13,43 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.text import Text
 
 from spmd_rl.config.names import REWARDS, Phase
+from spmd_rl.data.tickets import UNJUDGED
 
+WIDTH = 100
+"""Columns that a step's line has at most."""
+_KL = "actor/kl_loss"
+_ACCURACY = "reward/cause/correct"
 SHOWN = (
     ("reward", REWARDS, ".3f"),
-    ("kl", ("actor/kl_loss",), ".4f"),
-    ("value loss", ("critic/vf_loss",), ".4f"),
-    ("explained", ("critic/explained_variance",), ".2f"),
-    ("entropy", ("actor/entropy",), ".3f"),
+    ("acc", (_ACCURACY,), "3.0%"),
+    ("trunc", ("rollout/truncated_fraction",), "3.0%"),
     ("len", ("response_length/mean",), ".1f"),
-    ("lr", ("grpo/lr", "actor/lr"), ".1e"),
+    ("kl", (_KL,), ".4f"),
+    ("value loss", ("critic/vf_loss",), ".3f"),
+    ("explained", ("critic/explained_variance",), ".2f"),
+    ("entropy", ("actor/entropy",), ".2f"),
     ("grad", ("grad_norm",), ".2f"),
+    ("lr", ("grpo/lr", "actor/lr"), ".1e"),
 )
+"""In the order of the line: label, metrics of which the first that was measured is shown, format."""
+_NEEDED = ("step", "reward", "acc", "trunc", "", "len", "kl", "explained", "entropy", "tok/s", "value loss", "grad")
+_NEEDED += ("rollout", "update", "critic", "lr")
+"""What stays where not all fits, the first ones first."""
 NAMED_STEPS = 8
 """The summary names so many of the steps in which something failed."""
 FRAMES = 4
 """Of an error's traceback so many are shown; all of them are in the ranks' output."""
 _PARTS = (("rollout", Phase.ROLLOUT), ("critic", Phase.CRITIC_UPDATE), ("update", Phase.UPDATE))
-TIMES = (*((label, f"timing/{phase}") for label, phase in _PARTS), ("step", "timing/all"))
+TIMES = (*((label, f"timing/{phase}") for label, phase in _PARTS), ("", "timing/all"))
 
 
 class Console(Protocol):
     """Takes lines, and what is shown between them."""
 
     def line(self, text: str) -> None: ...
+
+    def starting(self, part: str) -> None:
+        """Say which part of the start begins."""
 
     def doing(self, phase: str) -> None:
         """Say what is being done from now on."""
@@ -55,6 +70,9 @@ class PlainConsole:
 
     def line(self, text: str) -> None:
         print(text, flush=True)
+
+    def starting(self, part: str) -> None:
+        self.line(f"starting: {part}")
 
     def doing(self, phase: str) -> None:
         pass
@@ -82,12 +100,17 @@ class LiveConsole:
             refresh_per_second=2,
             speed_estimate_period=600,
             transient=True,
+            redirect_stderr=sys.stderr.isatty(),
         )
         self.task = self.progress.add_task("", total=steps, phase="starting", since=time.monotonic())
         self.progress.start()
+        atexit.register(self.progress.stop)  # the cursor comes back whatever ends the program
 
     def line(self, text: str) -> None:
         self.target.print(text, soft_wrap=True, markup=False, highlight=False)
+
+    def starting(self, part: str) -> None:
+        self.doing(f"starting: {part}")
 
     def doing(self, phase: str) -> None:
         self.progress.update(self.task, phase=phase, since=time.monotonic())
@@ -107,19 +130,25 @@ class _PhaseColumn(ProgressColumn):
         return Text(f"{phase} {seconds:.0f} s" if phase else "", style="cyan", no_wrap=True)
 
 
-def step_line(row: Mapping[str, float], steps: int, world_size: int) -> str:
-    """Write one step in one line; what was not measured is left out.
+def step_line(row: Mapping[str, float], steps: int, world_size: int, reference: bool = True) -> str:
+    """Write one step in one line; what was not measured is left out, and what matters least where not all fits.
 
-    tok/s counts prompt and response tokens of all ranks over the whole step.
+    tok/s counts prompt and response tokens of all ranks over the whole step. Without a `reference` there is no KL.
     """
-    parts = [f"step {int(row['step']):>{len(str(steps))}}/{steps}"]
+    parts = {"step": f"step {int(row['step']):>{len(str(steps))}}/{steps}"}
+    judged = any(value for name, value in row.items() if name.startswith("reward/cause/") and UNJUDGED not in name)
+    without = {*(() if reference else (_KL,)), *(() if judged else (_ACCURACY,))}
     for label, names, form in SHOWN:
-        parts += [f"{label} {row[name]:{form}}" for name in names if name in row][:1]
-    times = [f"{label} {row[name]:.1f}s" for label, name in TIMES if name in row]
-    parts += [" ".join(times)] if times else []
+        found = [f"{label} {row[name]:{form}}" for name in names if name in row and name not in without]
+        parts |= {label: found[0]} if found else {}
+    for label, name in TIMES:
+        if name in row:
+            parts[label] = f"{label} {row[name]:.1f}s".lstrip()
     if "e2e_tps" in row:
-        parts.append(f"{row['e2e_tps'] * world_size:.0f} tok/s")
-    return "  ".join(parts)
+        parts["tok/s"] = f"{row['e2e_tps'] * world_size:.0f} tok/s"
+    while len(line := "  ".join(parts.values())) > WIDTH:
+        del parts[max(parts, key=_NEEDED.index)]
+    return line
 
 
 def cut_short(error: BaseException, steps: int) -> str:

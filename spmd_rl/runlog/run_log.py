@@ -30,6 +30,7 @@ from spmd_rl.runlog.console import (
 from spmd_rl.runlog.launches import keep_launch, this_launch
 from spmd_rl.runlog.run_dir import EVALUATIONS, METRICS, RANKS, lost_work, set_aside, set_later_aside, way_on
 from spmd_rl.runlog.sinks import JsonLines, Sink, TensorBoard, WeightsAndBiases, require_wandb_key
+from spmd_rl.runlog.start_up import StartUp
 
 Timed = Callable[[str], AbstractContextManager[None]]
 
@@ -54,6 +55,7 @@ class RunLog:
         identity: Mapping[str, str] | None = None,
         restarts: int = 0,
         lost_after: int | None = 0,
+        start_up: StartUp | None = None,
     ) -> None:
         self.config = config
         self.run_dir = Path(run_dir)
@@ -65,7 +67,8 @@ class RunLog:
         lost = lost_work(self.run_dir, lost_after) if again and lost_after is not None else (0, 0.0)
         moved = set_aside(self.run_dir) if resumed is None else set_later_aside(self.run_dir, resumed)
         (self.run_dir / SAMPLES).mkdir(parents=True, exist_ok=True)
-        keep_launch(self.run_dir, this_launch(world_size, resumed or 0))
+        launch = this_launch(world_size, resumed or 0)
+        keep_launch(self.run_dir, launch)
         self._text = open(self.run_dir / "run.log", "w" if resumed is None else "a", encoding="utf-8")
         # All of a row is on disk. What stays in memory is what `summary` reads, or a long run would fill it.
         self._rows: list[dict[str, float]] = []
@@ -92,11 +95,15 @@ class RunLog:
         self.failed_saves: list[int] = []
         """The steps after which a checkpoint could not be saved."""
         self._closed = False
-        self._console: Console = console(config.train.steps)
+        self._console: Console = start_up.console if start_up else console(config.train.steps)
         self.note(
             f"run {config.run.name}: {world_size} ranks, {config.train.steps} steps of {config.train.prompts_per_step}"
             f" prompts x {config.algorithm.samples_per_prompt} samples; everything goes to {self.run_dir}"
         )
+        self.keep(f"launched {launch.time} on {launch.host}: {launch.command}")
+        self.keep(", ".join([f"commit {launch.commit or 'unknown'}", *(" ".join(v) for v in launch.versions.items())]))
+        if start_up:
+            start_up.note = self.note
         if resumed is not None:
             self.note(f"goes on after step {resumed}")
         if moved:
@@ -151,10 +158,13 @@ class RunLog:
 
     def note(self, text: str) -> None:
         """Say something once, without secrets, on the console and in run.log."""
-        text = hidden(text)
-        self._text.write(text + "\n")
+        self.keep(text)
+        self._console.line(hidden(text))
+
+    def keep(self, text: str) -> None:
+        """Write something to run.log alone, without secrets."""
+        self._text.write(hidden(text) + "\n")
         self._text.flush()
-        self._console.line(text)
 
     def save_failed(self, step: int, text: str) -> None:
         """Say why a checkpoint could not be saved; the summary counts it."""
@@ -179,7 +189,8 @@ class RunLog:
         self._values.clear()
         self._write(step, metrics)
         self._console.advance(step)
-        self.note(step_line({"step": step, **metrics}, self.config.train.steps, self.world_size))
+        reference = self.config.algorithm.uses_reference
+        self.note(step_line({"step": step, **metrics}, self.config.train.steps, self.world_size, reference))
         self._count_failed(step, metrics)
 
     def _count_failed(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -17,6 +17,7 @@ from typing import NoReturn, TypeVar
 
 from spmd_rl.config.redact import hide_in
 from spmd_rl.distributed.environment import local_rank_from_environment, rank_from_environment
+from spmd_rl.distributed.terminal_lines import share_terminal
 
 USER_ERROR = 2
 INCOMPLETE = 3
@@ -61,6 +62,8 @@ def run(
     INCOMPLETE where something was not done; 1 for any other error, which is said.
     """
     silence_libraries()
+    if rank_from_environment():
+        share_terminal()
     with _exiting_on_signals(before_exit, last_words):
         words = sys.argv[1:] if arguments is None else arguments
         try:

@@ -26,7 +26,10 @@ class GaeEstimator:
 
         `rewards`: of samples, by id. `beta`: weight of the divergence from the reference in a token's reward.
         """
-        samples = [one for one in self.trainer.samples.values() if "values" in one.fields and one.loss_tokens]
+        valued = [one for one in self.trainer.samples.values() if "values" in one.fields]
+        for one in valued:  # one without loss tokens has these fields too: it is packed with others
+            one.fields |= {name: torch.zeros_like(one.fields["values"]) for name in ("advantages", "returns")}
+        samples = [one for one in valued if one.loss_tokens]
         if not samples:
             return Estimated([], 0.0)
         values = _padded(samples, "values")  # [S, N]

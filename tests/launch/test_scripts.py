@@ -25,6 +25,7 @@ case "$*" in
     echo "venv ${*:3}" >>"$FAKE_LOG"
     ;;
 "-m pip --version") echo "pip" ;;
+"-m pip --disable-pip-version-check list "*) printf '%b' "${FAKE_IMAGE:-}" ;;
 "-m pip "*)
     echo "pip $*" >>"$FAKE_LOG"
     [[ -z "${FAKE_FAILS_AT:-}" || "$*" != *"$FAKE_FAILS_AT"* ]]
@@ -161,7 +162,21 @@ def test_an_npu_machine_without_the_image_is_refused_before_anything_is_made(tre
     assert "torch_npu is not installed" in result.stderr and "image" in result.stderr
     assert not (tree.root / ".venv").exists()
     assert tree.set_up("npu", FAKE_VERSION="3.12").returncode == 0
-    assert tree.installs("requirements-npu.txt")
+    assert tree.installs(".venv/requirements-npu.txt")
+
+
+def test_what_an_image_for_npus_has_is_neither_installed_again_nor_changed(tree):
+    image = "torch==2.10.0+cpu\\nMegatron_Core==0.16.0\\nrich==14.0.0\\nlocal @ file:///x\\n"
+    assert tree.set_up("npu", FAKE_IMAGE=image).returncode == 0
+    added = (tree.root / ".venv" / "requirements-npu.txt").read_text()
+    assert "msgspec==" in added and "rich" not in added and "megatron" not in added
+    kept = (tree.root / ".venv" / "image.txt").read_text().split()
+    assert kept == ["torch==2.10.0+cpu", "Megatron_Core==0.16.0", "rich==14.0.0"]
+    assert any("-c .venv/image.txt" in line for line in tree.done())
+
+
+def test_gpus_take_python_3_12_too(tree):
+    assert tree.set_up("cuda", FAKE_VERSION="3.12").returncode == 0
 
 
 @pytest.mark.parametrize("arguments", [[], ["tpu"], ["cpu", "cuda"], ["../x"]])

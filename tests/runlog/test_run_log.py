@@ -1,3 +1,4 @@
+import io
 import json
 import math
 import os
@@ -20,16 +21,20 @@ from spmd_rl.config.config import CheckpointConfig, Config, ModelConfig, RunConf
 from spmd_rl.config.names import ALIASES
 from spmd_rl.config.reward_config import RewardModelConfig
 from spmd_rl.data.digests import digests_of
+from spmd_rl.distributed.status import RankStatus
+from spmd_rl.distributed.terminal_lines import TerminalLines
 from spmd_rl.runlog.checkpoint_store import CheckpointStore
-from spmd_rl.runlog.console import evaluation_line, step_line
+from spmd_rl.runlog.console import SHOWN, TIMES, evaluation_line, step_line
 from spmd_rl.runlog.run_log import RunLog, combine, tokens_per_second
 from spmd_rl.runlog.sinks import require_wandb_key
+from spmd_rl.runlog.start_up import StartUp
 
 CONFIG = Config(
     model=ModelConfig(path="nowhere"),
     train=TrainConfig(steps=40, prompts_per_step=4),
     run=RunConfig(name="small", tensorboard=False),
 )
+STEP_METRICS = [*(name for _, names, _ in SHOWN for name in names), *(name for _, name in TIMES), "e2e_tps"]
 SAMPLE = {
     "prompt": "2 + 2",
     "response": "[b]4[/b]",
@@ -225,6 +230,8 @@ def test_the_step_line_reads_as_documented():
         "actor/kl_loss": 0.002,
         "actor/entropy": 1.03,
         "response_length/mean": 12.4,
+        "reward/cause/correct": 0.61,
+        "rollout/truncated_fraction": 0.02,
         "grpo/lr": 1e-5,
         "grad_norm": 0.83,
         "timing/rollout": 4.2,
@@ -233,9 +240,12 @@ def test_the_step_line_reads_as_documented():
         "e2e_tps": 190.0,
     }
     assert step_line(row, steps=40, world_size=2) == (
-        "step 12/40  reward 0.610  kl 0.0020  entropy 1.030  len 12.4  lr 1.0e-05  grad 0.83"
-        "  rollout 4.2s update 7.5s step 12.1s  380 tok/s"
+        "step 12/40  reward 0.610  acc 61%  trunc  2%  len 12.4  kl 0.0020  entropy 1.03  12.1s  380 tok/s"
     )
+    assert step_line(row, steps=40, world_size=2, reference=False) == (
+        "step 12/40  reward 0.610  acc 61%  trunc  2%  len 12.4  entropy 1.03  grad 0.83  12.1s  380 tok/s"
+    )
+    assert "acc" not in step_line(row | {"reward/cause/correct": 0.0, "reward/cause/unjudged": 1.0}, 40, 2)
     assert step_line({"step": 3, "grad_norm": math.nan}, steps=40, world_size=2) == "step  3/40  grad nan"
 
 
@@ -289,7 +299,8 @@ def test_the_summary_tells_accuracy_before_and_after_and_where_everything_is(tmp
     shown = capsys.readouterr().out
     assert "25.0% -> 75.0%" in shown and "+50.0 points" in shown
     assert str(tmp_path / "run" / "metrics.jsonl") in shown and str(tmp_path / "run" / "samples") in shown
-    assert (tmp_path / "run" / "run.log").read_text() == shown
+    kept = (tmp_path / "run" / "run.log").read_text().splitlines()
+    assert [line for line in kept if not line.startswith(("launched ", "commit "))] == shown.splitlines()
 
 
 def test_samples_are_kept_as_they_are_and_shown_on_demand(tmp_path, capsys):
@@ -378,7 +389,7 @@ def test_on_a_terminal_the_phase_is_shown_while_it_lasts_and_lines_stay_whole(tm
     )
     shown = on_a_terminal([sys.executable, "-c", program, str(tmp_path / "run")])
     assert re.search(r"0/2.*update 1 s", shown)
-    assert re.search(r"step 1/2  reward 0\.500  update \d+\.\ds step \d+\.\ds\r\n", shown)
+    assert re.search(r"step 1/2  reward 0\.500  update \d+\.\ds  \d+\.\ds\r\n", shown)
     assert shown.count("\x1b[?25l") == shown.count("\x1b[?25h") == 1  # the cursor comes back
 
 
@@ -555,3 +566,54 @@ def test_a_kill_while_an_earlier_run_is_moved_leaves_the_rest_to_the_next_start(
     assert rows_of(run_dir) == []
     assert not list((run_dir / "samples").iterdir())
     assert len(list((run_dir / "earlier").rglob("step_000001.jsonl"))) == 1
+
+
+@given(st.dictionaries(st.sampled_from([*STEP_METRICS]), st.floats(-1e9, 1e9)), st.integers(1, 10**6))
+def test_a_steps_line_fits_100_columns_and_keeps_what_matters(row, steps):
+    line = step_line({"step": steps, "reward/cause/wrong": 1.0} | row, steps, 1024)
+    assert len(line) <= 100 and line.startswith(f"step {steps}/{steps}")
+    usual = {name: 0.5 for name in STEP_METRICS} | {"response_length/mean": 4096.0, "e2e_tps": 1000.0}
+    shown = step_line({"step": 9999} | usual, 9999, 64)
+    assert all(f"  {label} " in shown for label in ("reward", "acc", "trunc")) and "  0.5s" in shown
+
+
+def test_a_start_is_told_part_by_part_and_at_its_end_where_the_time_went():
+    class Told(list):
+        def line(self, text):
+            self.append(text)
+
+        def starting(self, part):
+            self.append(part)
+
+    told, ticks = Told(), iter([0.0, 0.0, 2.0, 3.0, 8.0, 8.5])
+    start = StartUp(told, clock=lambda: next(ticks))
+    for status in (
+        RankStatus(doing="reads the prompts"),
+        RankStatus(doing=""),
+        RankStatus(doing="reads the prompts"),
+        RankStatus(doing="starts vLLM"),
+        RankStatus(phase="rollout", verb="to_rollout"),
+        RankStatus(phase="rollout", verb="", doing="starts vLLM"),
+        RankStatus(phase="rollout", verb="generate"),
+    ):
+        start.hear(status)
+    ended = "started in 8.5 s: imports 2.0, prompts 1.0, engine 5.0, first refresh 0.5"
+    assert told == ["imports", "prompts", "engine", "first refresh", ended]
+
+
+def test_lines_of_another_process_take_the_place_of_the_bar(tmp_path):
+    held = io.StringIO()
+    lines = TerminalLines(held)
+    print("a", "b", file=lines)
+    lines.write("half")
+    assert held.getvalue() == "\r\x1b[2Ka b\n"
+    lines.flush()
+    assert held.getvalue().endswith("\r\x1b[2Khalf") and not lines.isatty()
+
+
+def test_patches_and_versions_are_in_the_log_and_not_on_the_console(tmp_path, capsys):
+    with RunLog(CONFIG, tmp_path / "run", 1) as log:
+        log.keep("patch of something")
+    kept, said = (tmp_path / "run" / "run.log").read_text(), capsys.readouterr().out
+    assert "patch of something" in kept and "commit " in kept and "launched " in kept
+    assert "patch of" not in said and "launched" not in said

@@ -24,6 +24,7 @@ from functools import partial
 
 import msgspec
 
+from spmd_rl.distributed.terminal_lines import share_terminal
 from spmd_rl.health.parent_death import die_with
 from spmd_rl.rewards.grade import RewardSample, as_grade
 from spmd_rl.rewards.rule_table import foreign, is_async, is_batched, preparations, resolve
@@ -89,6 +90,7 @@ def main() -> None:
     os.set_inheritable(control.fileno(), False)
     # What a rule prints goes to stderr.
     os.dup2(2, 1)
+    share_terminal()
 
     setup = msgspec.msgpack.decode(_read_frame(control.fileno()), type=Setup)
     sys.path[:] = setup.sys_path
