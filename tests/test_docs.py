@@ -42,6 +42,17 @@ def test_every_file_and_module_that_is_started_is_there():
     assert missing == []
 
 
+def test_every_test_that_is_named_is_there():
+    wrong = []
+    for page in PAGES:
+        file = ""
+        for named, test in re.findall(r"`(tests/[\w/]+\.py)?::(test_\w+)`", page.read_text()):
+            file = named or file  # `::test_...` is of the file before it
+            source = (ROOT / file).read_text() if (ROOT / file).is_file() else ""
+            wrong += [(page.name, file, test)] * (f"def {test}(" not in source)
+    assert wrong == []
+
+
 def test_every_setting_that_is_named_is_one():
     from spmd_rl.config.config import Config
     from spmd_rl.config.fields import NAME, knobs

@@ -22,6 +22,7 @@ WANTED = (
     ("accuracy while training", (TRAINING_ACCURACY,)),
     ("response length, tokens", ("response_length/mean",)),
     ("entropy", ("actor/entropy",)),
+    ("variance of the returns that the critic explains", ("critic/explained_variance",)),
 )
 # Phases never overlap; `timing/rule_reward` and the like, which are hidden behind others, are none.
 PHASES = (
@@ -115,7 +116,7 @@ def read_intervals(run_dir: Path) -> dict[str, dict[int, tuple[float, float]]]:
 
 
 def curves(rows: Sequence[dict[str, float | None]]) -> list[Curve]:
-    """Return reward, accuracy, length, entropy, and each evaluation's accuracy, where they were measured."""
+    """Return reward, accuracy, length, entropy, what a critic explains, and accuracies held out, where measured."""
     run = Run("", list(rows))
     held_out = [(f"held-out {name.split('/')[1]} accuracy", (name,)) for name in run.measured("eval/", "/accuracy")]
     wanted = (run.curve(*names, title=title) for title, names in (*WANTED, *held_out))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spmd_rl.analysis.curves import Run, phase_seconds, read_intervals, read_run, smoothed, smoothing_window
+from spmd_rl.analysis.curves import Run, curves, phase_seconds, read_intervals, read_run, smoothed, smoothing_window
 from spmd_rl.analysis.figures import PHASE_COLOURS, draw_all
 from spmd_rl.analysis.legends import differences, labels
 from spmd_rl.analysis.panels import overview, remarks, topics
@@ -138,6 +138,7 @@ def test_a_run_of_ppo_is_drawn_over_one_of_grpo_with_a_picture_of_its_critic(tmp
     runs = [Run("ppo", ppo), Run("grpo", grpo)]
     pictures, _ = draw_all(runs, tmp_path)
     assert {"critic.png", "reward.png", "time.png"} <= set(pictures)
+    assert [one.title for one in curves(ppo)] == ["reward", "variance of the returns that the critic explains"]
     seconds = phase_seconds(runs[0])
     assert (seconds["update"][0], seconds["critic"][0], seconds["other"][0]) == (3.0, 1.0, 5.0)
     panels = {panel.title: panel.names for _, _, panels in topics(runs) for panel in panels}
