@@ -28,6 +28,7 @@ TOOLS = {
     "convert": ("convert_checkpoint", "Hugging Face directories to Megatron checkpoints and back"),
     "preprocess": ("preprocess_data", "prompts to token ids, once"),
     "from_mindspeed": ("from_mindspeed", "a YAML file of MindSpeed-RL, verl or TRL to one of ours"),
+    "trace": ("summarize_trace", "where the time of profiled steps went"),
     "push": ("push_to_hub", "a model to the Hugging Face hub"),
 }
 TORCHRUN = ("nproc_per_node", "nnodes", "node_rank", "master_addr", "master_port", "rdzv_backend", "rdzv_endpoint")

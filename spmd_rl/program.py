@@ -236,6 +236,8 @@ class Training:
             inputs.readers,
             inputs.images,
         )
+        if world.rank == 0:
+            self.log.note(self.worker.cache_described)
         if resumed is not None:
             with doing(f"loads {resumed.saved.path}"):
                 anew = self.worker.saver.load(resumed.saved.path, resumed.only_weights)

@@ -8,7 +8,7 @@ from spmd_rl.config.check_algorithm import algorithm_notes, algorithm_problems
 from spmd_rl.config.check_checkpoint import checkpoint_notes, checkpoint_problems
 from spmd_rl.config.check_critic import ppo_notes, ppo_problems
 from spmd_rl.config.check_data import data_problems
-from spmd_rl.config.check_hang import hang_problems
+from spmd_rl.config.check_hang import hang_problems, profile_problems
 from spmd_rl.config.check_model import model_problems
 from spmd_rl.config.check_reward_models import reward_model_problems
 from spmd_rl.config.config import Config
@@ -34,6 +34,7 @@ def check(config: Config, world_size: int, model: ModelShape | None) -> list[Pro
         problems += model_problems(config, model) if model is not None else []
         problems += ppo_problems(config, model)
     problems += checkpoint_problems(config, [*knobs(Config), *settings(config)]) + hang_problems(config.hang)
+    problems += profile_problems(config.run, world_size)
     problems += algorithm_problems(config)
     problems += data_problems(config) + _rewards(config) + reward_model_problems(config) + _files(config)
     return problems + fault_problems(config, world_size)
@@ -102,7 +103,7 @@ def _batches(config: Config, world_size: int) -> list[Problem]:
     problems: list[Problem] = []
     train, rollout, samples = config.train, config.rollout, config.algorithm.samples_per_prompt
     prompts = train.prompts_per_step
-    longest = config.data.max_prompt_length + rollout.max_response_length
+    longest = config.longest_sample
     share, data_parallel = prompts // train.minibatches * samples, config.parallel.data(world_size)
 
     def problem(knob: str, value: object, met: str, way: str) -> None:
@@ -121,10 +122,21 @@ def _batches(config: Config, world_size: int) -> list[Problem]:
     if train.tokens_per_microbatch is not None and train.tokens_per_microbatch < longest:
         lengths = "(data.max_prompt_length + rollout.max_response_length)"
         met = f"the longest sample has {longest} tokens {lengths} and must fit"
-        problem("train.tokens_per_microbatch", train.tokens_per_microbatch, met, "raise it, or lower one of those")
+        way = "raise it, leave it out, or lower one of those"
+        problem("train.tokens_per_microbatch", train.tokens_per_microbatch, met, way)
     if train.min_learning_rate > train.learning_rate:
         met = f"above train.learning_rate = {train.learning_rate}"
         problem("train.min_learning_rate", train.min_learning_rate, met, "lower it")
+    forward, budget = train.tokens_per_forward_microbatch, train.tokens_per_microbatch
+    if forward is not None and budget is not None and forward < budget:
+        met = f"below train.tokens_per_microbatch = {budget}"
+        problem("train.tokens_per_forward_microbatch", forward, met, "raise it, or leave it out")
+    if train.recompute_layers and train.recomputes != "full":
+        met = f"train.recompute = {train.recompute} has no layers to count"
+        problem("train.recompute_layers", train.recompute_layers, met, "set train.recompute to full, or leave it out")
+    if train.warmup_steps and train.warmup_fraction:
+        met = f"train.warmup_fraction = {train.warmup_fraction:g} says it too"
+        problem("train.warmup_steps", train.warmup_steps, met, "leave one of them out")
     if train.warmup_steps > train.steps:
         met = f"the run ends after train.steps = {train.steps}, before the warm-up does"
         problem("train.warmup_steps", train.warmup_steps, met, "lower it")

@@ -109,6 +109,10 @@ def _learning(config: Config) -> list[Problem]:
     if critic.min_learning_rate > critic.learning_rate:
         met = f"above critic.learning_rate = {critic.learning_rate}"
         problems.append(Problem("critic.min_learning_rate", critic.min_learning_rate, met, "lower it"))
+    if critic.learning_rate_warmup_steps and critic.learning_rate_warmup_fraction:
+        met = f"critic.learning_rate_warmup_fraction = {critic.learning_rate_warmup_fraction:g} says it too"
+        value = critic.learning_rate_warmup_steps
+        problems.append(Problem("critic.learning_rate_warmup_steps", value, met, "leave one of them out"))
     if critic.learning_rate_warmup_steps > steps:
         met = f"the run ends after train.steps = {steps}, before the warm-up does"
         value = critic.learning_rate_warmup_steps

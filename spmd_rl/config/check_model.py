@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 
 from spmd_rl.config.config import Config, ParallelConfig
+from spmd_rl.config.engine_cache import GIB, token_bytes
 from spmd_rl.config.rollout_config import EngineConfig
 from spmd_rl.config.wording import divisors, either, words
 from spmd_rl.errors import Problem
 from spmd_rl.models.model_shape import ModelShape
 
-_BYTES = {"float32": 4, "bfloat16": 2}
 _NO_EXPERTS = ("the model has no experts", "leave it out")
 
 
@@ -26,7 +26,8 @@ def model_problems(config: Config, model: ModelShape) -> list[Problem]:
         sizes = {"parallel.expert": parallel.expert, "parallel.expert_tensor": parallel.expert_tensor}
         problems += [Problem(knob, size, *_NO_EXPERTS) for knob, size in sizes.items() if size != 1]
     problems += engine_problems(
-        rollout, rollout.tensor, "rollout.tensor", model, config.model.dtype, longest, rollout.data
+        *(rollout, rollout.tensor, "rollout.tensor", model),
+        *(config.model.dtype, longest, rollout.data, rollout.max_sequences),
     )
     problems += positions_problems(
         f"data.max_prompt_length + {longer}.max_response_length",
@@ -69,19 +70,25 @@ def engine_problems(
     dtype: str,
     longest: int,
     data: int | None = None,
+    sequences: int | None = None,
 ) -> list[Problem]:
     """Return where `tensor` x `data` ranks can't hold the model in an engine, or its cache not a sample.
 
-    `longest`: tokens of a sample, at most. `data` None: there is no such setting.
+    `longest`: tokens of a sample, at most. `data` None: there is no such setting. `sequences`: that run at once.
     """
     problems = _tensor(tensor_knob, tensor, model) + _engine_experts(engine, tensor, tensor_knob, data, model)
-    if model.mla is not None:  # one latent vector for keys and values, the same on all ranks
-        token_values = model.mla.kv_rank + model.mla.rope_dim
-    else:
-        token_values = 2 * max(1, model.kv_heads // tensor) * model.head_dim
-    sample_bytes = model.layers * token_values * _BYTES[dtype] * longest
-    if engine.cache_gib is not None and engine.cache_gib * 2**30 < sample_bytes:
-        met = f"one sample of {longest} tokens takes {sample_bytes / 2**30:.2g} GiB per rank"
+    if engine.max_batched_tokens is not None and engine.max_batched_tokens < (sequences or 1):
+        met = f"each of the {sequences} sequences that run at once has a token in a step"
+        way = f"{sequences} or more, or a smaller {engine.prefix}max_sequences"
+        problems.append(Problem(f"{engine.prefix}max_batched_tokens", engine.max_batched_tokens, met, way))
+    if engine.cache_gib is None:
+        return problems
+    if engine.memory_fraction is not None:
+        met = f"{engine.prefix}memory_fraction = {engine.memory_fraction} says it too"
+        problems.append(Problem(f"{engine.prefix}cache_gib", engine.cache_gib, met, "leave one of them out"))
+    sample_bytes = token_bytes(model, tensor, dtype) * longest
+    if engine.cache_gib * GIB < sample_bytes:
+        met = f"one sample of {longest} tokens takes {sample_bytes / GIB:.2g} GiB per rank"
         problems.append(Problem(f"{engine.prefix}cache_gib", engine.cache_gib, met, "raise it, or lower the lengths"))
     return problems
 

@@ -45,7 +45,8 @@ def evaluation_problems(given: EvaluateConfig, model: ModelShape, dtype: Dtype, 
             problems.append(Problem("rollout.tensor x rollout.data", value, met, way))
         lengths = f"{given.max_prompt_length} + {given.max_response_length}"
         problems += policy_problems("model", given.model, model)
-        problems += engine_problems(engine, engine.tensor, "rollout.tensor", model, dtype, longest, engine.data)
+        sizes = longest, engine.data, engine.max_sequences
+        problems += engine_problems(engine, engine.tensor, "rollout.tensor", model, dtype, *sizes)
         problems += positions_problems("max_prompt_length + max_response_length", lengths, longest, model)
         problems += stop_problems("stop_token_ids", given.stop_token_ids, model)
     return problems + hang_problems(given.hang)

@@ -4,7 +4,7 @@ import contextlib
 import io
 import re
 from collections.abc import Iterable
-from typing import Any, TypeVar, get_origin
+from typing import Any, TypeVar, get_args, get_origin
 
 import tyro
 
@@ -65,7 +65,7 @@ def override(config: Settings, overrides: dict[str, list[str]], problems: list[P
     for name, words in overrides.items():
         kind = known.get(known_as(name, known))
         if kind is not None:
-            accepted[name] = _spell_booleans(words) if kind in (bool, bool | None) else words
+            accepted[name] = _spell_booleans(words) if _takes_booleans(kind) else words
         else:
             problems.append(unknown(name, type(config), WHERE, read_words(words)))
     try:
@@ -89,6 +89,10 @@ def print_help(default: Any, description: str) -> None:
 def _words(name: str, words: list[str]) -> list[str]:
     # One word with "=" may begin with a dash.
     return [f"--{name}={words[0]}"] if len(words) == 1 else [f"--{name}", *words]
+
+
+def _takes_booleans(kind: Any) -> bool:
+    return kind in (bool, bool | None) or "True" in get_args(kind)
 
 
 def _spell_booleans(words: list[str]) -> list[str]:

@@ -16,7 +16,9 @@ from spmd_rl.config.fields import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    Schedule,
 )
+from spmd_rl.config.profile_config import ProfileConfig
 from spmd_rl.config.reward_config import RewardConfig
 from spmd_rl.config.rollout_config import RolloutConfig, TopP
 from spmd_rl.platforms import names as platform_names
@@ -174,10 +176,16 @@ class TrainConfig:
     """Take the mini-batches of each epoch in an order of its own, drawn from run.seed."""
     learning_rate: NonNegativeFloat = 1e-6
     """At its highest, after the warm-up."""
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """From the end of the warm-up to the last step."""
+    schedule: Schedule = "constant"
+    """From the end of the warm-up to the last step. inverse_sqrt: falls as one over the root of the step, whatever the
+    number of steps. wsd: stays up, and falls in the last decay_fraction of the run (https://arxiv.org/abs/2404.06395).
+    """
     warmup_steps: NonNegativeInt = 0
     """Rounds in which the learning rate rises from 0."""
+    warmup_fraction: FromZeroToOne = 0.0
+    """In place of warmup_steps: the part of the run's steps in which it rises, rounded to whole steps."""
+    decay_fraction: FromZeroToOne = 0.1
+    """With the schedule wsd: the part of the run's steps in which the learning rate falls, in a straight line."""
     min_learning_rate: NonNegativeFloat = 0.0
     """Learning rate at the end of the schedule."""
     weight_decay: NonNegativeFloat = 0.0
@@ -192,10 +200,16 @@ class TrainConfig:
     """Largest norm of the gradient over all ranks. 0: not clipped."""
     tokens_per_microbatch: MayDiffer[PositiveInt | None] = None
     """Tokens in one forward and backward pass of a data-parallel rank: what training memory depends on; the ranks of
-    parallel.context share them. Gradients do not depend on it. None: 4096 on CPUs, 16384 on accelerators."""
+    parallel.context share them. Gradients do not depend on it. None: 4096 on CPUs, 16384 on accelerators, or the
+    longest sample where that is more."""
     patches_per_microbatch: MayDiffer[PositiveInt | None] = None
     """Patches of images in one such pass; a prompt that shows more has passes of its own. None: as many as come with
     the tokens. Gradients do not depend on it."""
+    tokens_per_forward_microbatch: MayDiffer[PositiveInt | None] = None
+    """The same of passes without gradients, which need less memory: several micro-batches become one, as many as fit
+    into this. None: as train.tokens_per_microbatch."""
+    sequences_per_microbatch: MayDiffer[PositiveInt | None] = None
+    """Samples in one pass with gradients, at most, however short they are. None: as many as the tokens allow."""
     logprob_chunk_tokens: MayDiffer[PositiveInt] = 1024
     """Tokens whose logits exist at the same time. Memory only; results do not depend on it."""
     share_prompts: MayDiffer[bool] = True
@@ -212,8 +226,17 @@ class TrainConfig:
     kl_bound: PositiveFloat | None = None
     """An update of the policy is skipped when it is further from the one that wrote the samples: log-probabilities of
     their tokens differ by more on average. None: no bound."""
-    recompute: MayDiffer[bool] = False
-    """Compute activations again in the backward pass instead of keeping them: slower, less memory."""
+    recompute: MayDiffer[Literal["none", "selective", "full", "True", "False"]] = "none"
+    """Compute activations again in the backward pass instead of keeping them: slower, less memory. selective: those
+    inside attention alone; full, or True: of whole layers; none, or False: keep them."""
+    recompute_layers: MayDiffer[PositiveInt | None] = None
+    """With full: so many layers of each pipeline stage are computed again, the first ones; the others keep their
+    activations. None: all."""
+
+    @property
+    def recomputes(self) -> str:
+        """Return none, selective or full."""
+        return {"True": "full", "False": "none"}.get(self.recompute, self.recompute)
 
 
 @dataclass(frozen=True)
@@ -300,6 +323,7 @@ class RunConfig:
     """Limit of rank 0's wait for the others to begin or end a verb, after which it names who is missing."""
     collective_timeout_seconds: PositiveFloat = 1800.0
     """Limit of one exchange of tensors."""
+    profile: ProfileConfig = field(default_factory=ProfileConfig)
     samples_logged: Annotated[int, Bounds(ge=-1, note="-1: all")] = 8
     """Conversations written to samples/ each step. -1: all of them, by each rank into a file of its own."""
     tensorboard: bool = True
@@ -336,6 +360,11 @@ class Config:
     def program(self) -> str:
         """Return the module that torchrun starts for this run."""
         return "spmd_rl.ppo" if self.algorithm.uses_critic else "spmd_rl.grpo"
+
+    @property
+    def longest_sample(self) -> int:
+        """Tokens of a prompt with its response in training, at most."""
+        return self.data.max_prompt_length + self.rollout.max_response_length
 
     @property
     def longest_response(self) -> int:

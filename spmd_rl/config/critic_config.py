@@ -1,9 +1,8 @@
 """Hold what can be set of PPO's critic: what it begins as, and how it learns."""
 
 from dataclasses import dataclass
-from typing import Literal
 
-from spmd_rl.config.fields import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat
+from spmd_rl.config.fields import Fraction, FromZeroToOne, NonNegativeFloat, NonNegativeInt, PositiveFloat, Schedule
 
 
 @dataclass(frozen=True)
@@ -18,10 +17,14 @@ class CriticConfig:
     """Rounds at the beginning in which the critic alone learns, and the policy stays as it is."""
     learning_rate: NonNegativeFloat = 5e-6
     """At its highest, after its own warm-up."""
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    schedule: Schedule = "constant"
     """As train.schedule."""
     learning_rate_warmup_steps: NonNegativeInt = 0
     """Rounds in which the learning rate rises from 0."""
+    learning_rate_warmup_fraction: FromZeroToOne = 0.0
+    """As train.warmup_fraction."""
+    decay_fraction: FromZeroToOne = 0.1
+    """As train.decay_fraction."""
     min_learning_rate: NonNegativeFloat = 0.0
     """Learning rate at the end of the schedule."""
     weight_decay: NonNegativeFloat = 0.01

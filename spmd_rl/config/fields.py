@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
-from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from spmd_rl.errors import Problem
 
@@ -42,6 +42,8 @@ NonNegativeFloat = Annotated[float, Bounds(ge=0)]
 FiniteFloat = Annotated[float, Bounds()]
 Fraction = Annotated[float, Bounds(ge=0, lt=1)]
 FromZeroToOne = Annotated[float, Bounds(ge=0, le=1)]
+Schedule = Literal["constant", "linear", "cosine", "inverse_sqrt", "wsd"]
+"""Of a learning rate, see algorithms/schedule.py."""
 
 
 class Resume(Enum):

@@ -10,6 +10,7 @@ from spmd_rl.config.config import Config
 from spmd_rl.config.shipped import model_sizes
 from spmd_rl.errors import ConfigError, Problem
 from spmd_rl.models.hub import local_directory
+from spmd_rl.models.model_shape import foreign_checkpoint
 
 _STATE = "state.json"
 _WEIGHTS = "training"
@@ -50,6 +51,8 @@ def find_model(knob: str, path: str) -> ModelDirectory:
     if (directory / "config.yaml").is_file():
         met, way = "this run has neither hf/ nor a checkpoint", "let it end, or save with checkpoint.every_steps"
         raise ConfigError(Problem(knob, path, met, way))
+    if foreign := foreign_checkpoint(path, knob):
+        raise ConfigError(foreign)
     met = "it has neither config.json (a Hugging Face directory) nor metadata.json (a Megatron checkpoint)"
     raise ConfigError(Problem(knob, path, met, "name one of these, a run or one of its checkpoints"))
 

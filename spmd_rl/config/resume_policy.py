@@ -10,6 +10,7 @@ from spmd_rl.config.fields import Resume, marks
 from spmd_rl.errors import Problem
 
 _SCHEDULES = ("train.schedule", "critic.schedule")
+_WARMUPS = ("train.warmup_fraction", "critic.learning_rate_warmup_fraction")
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
@@ -47,7 +48,8 @@ def resume_problems(before: Mapping[str, Any], now: Mapping[str, Any], allowed: 
     found = []
     for name, old, new in changes(before, now):
         # More steps are the same run, longer, as long as the learning rate does not depend on where it ends.
-        longer = name == "train.steps" and {now.get(schedule) for schedule in _SCHEDULES} <= {"constant", None}
+        endless = {now.get(schedule) for schedule in _SCHEDULES} <= {"constant", "inverse_sqrt", None}
+        longer = name == "train.steps" and endless and not any(now.get(warmup) for warmup in _WARMUPS)
         may = is_among(name, (*marked(Resume.FREE), *allowed)) and name not in marked(Resume.FIXED)
         if not (may or name in allowed or longer):
             way = "set it back, add it to checkpoint.resume_allow, or begin anew with checkpoint.resume = never"

@@ -26,7 +26,7 @@ class RewardModelConfig:
     dtype: Literal["float32", "bfloat16"] | None = None
     """Of its weights; the score itself is computed in float32. None: model.dtype."""
     tokens_per_microbatch: PositiveInt | None = None
-    """Tokens in one of its passes. None: train.tokens_per_microbatch. Scores do not depend on it."""
+    """Tokens in one of its passes. None: as the policy's. Scores do not depend on it."""
 
 
 @dataclass(frozen=True)

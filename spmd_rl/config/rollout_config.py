@@ -32,8 +32,21 @@ class EngineConfig:
     """Each rank of an engine, or of the engines that share experts, holds some experts whole; otherwise a part of every
     expert."""
     cache_gib: MayDiffer[PositiveFloat | None] = None
-    """Memory of the key-value cache, GiB per rank. None: 1 on CPUs; on accelerators what the engine's weights and
-    4 GiB for all else leave of the device."""
+    """Memory of the key-value cache, GiB per rank. None: what rollout.memory_fraction says; without it, as much as
+    max_sequences samples of full length take; at most, on accelerators, what the engine's weights and 4 GiB for all
+    else leave of what is free, on CPUs 20 % of the machine's free memory for all its ranks together."""
+    memory_fraction: MayDiffer[Annotated[float, Bounds(gt=0, le=1)] | None] = None
+    """In place of cache_gib: the part of the device that the engine's weights and cache take together, which others
+    call gpu_memory_utilization; on CPUs the part of the machine's free memory that the caches of all its ranks take."""
+    eager: MayDiffer[bool | None] = None
+    """Run the engine's layers one by one, without graphs of a device: slower, and what goes wrong is easier to find.
+    None: False on NVIDIA GPUs, True elsewhere."""
+    prefix_caching: MayDiffer[bool] = True
+    """Keep keys and values of a prompt for the other samples of its group, and empty them at every refresh. False: to
+    find a fault."""
+    max_batched_tokens: MayDiffer[PositiveInt | None] = None
+    """Tokens of one step of an engine, prompts and responses together, at most; longer prompts are computed in parts.
+    None: 2048, or the longest sample where that is more."""
     block_tokens: MayDiffer[PositiveInt] = 32
     """Tokens in one block of the cache; a shared prefix is reused in whole blocks. (Latent attention on a CPU: 16.)"""
 

@@ -109,8 +109,8 @@ def _convert(kind: Any, value: Any) -> Any:
         return value
     if origin in (Union, UnionType):
         return None if value is None else _convert(next(k for k in inner if k is not NoneType), value)
-    if origin is Literal and isinstance(value, str) and value in inner:
-        return value
+    if origin is Literal and isinstance(value, str | bool) and str(value) in inner:
+        return str(value)
     if origin is tuple and isinstance(value, list):
         return tuple(_convert(inner[0], element) for element in value)
     if origin is dict and isinstance(value, dict):

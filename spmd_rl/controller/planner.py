@@ -51,12 +51,13 @@ def plan_microbatches(
     budget_tokens: int,
     share_prompts: bool,
     budget_patches: int | None = None,
+    most_samples: int | None = None,
 ) -> Plan:
     """Deal the samples of a rollout to mini-batches, data-parallel ranks and micro-batches.
 
     Mini-batches hold whole prompts, in order. Within one, the ranks get about the same number of tokens, no micro-batch
-    more than `budget_tokens`, and every rank the same number of micro-batches. `budget_patches`: a micro-batch of
-    several units shows no more of them; a unit with more is alone.
+    more than `budget_tokens` or `most_samples`, and every rank the same number of micro-batches. `budget_patches`: a
+    micro-batch of several units shows no more of them; a unit with more is alone.
     """
     scale = budget_tokens / budget_patches if budget_patches else 0.0
     groups: dict[int, list[Ticket]] = {}
@@ -70,13 +71,17 @@ def plan_microbatches(
         units = [
             unit for prompt in part for unit in _within_budget(groups[prompt], budget_tokens, share_prompts, scale)
         ]
+        if most_samples is not None:
+            units = [cut for unit in units for cut in _cut(unit, most_samples, share_prompts, scale)]
         ranks = _spread(_longest_first(_at_least(units, data_parallel, share_prompts, scale)), data_parallel)
         batches = [_first_fit(units, budget_tokens) for units in ranks]
+        if most_samples is not None:
+            batches = [[b for batch in bins for b in _parted(batch, most_samples)] for bins in batches]
         most = max(len(batch) for batch in batches)
         plans.append(
             MiniBatch(
                 microbatches=[
-                    _ids(_equalised(units, batch, most, budget_tokens))
+                    _ids(_equalised(units, batch, most, budget_tokens, most_samples))
                     for units, batch in zip(ranks, batches, strict=True)
                 ],
                 ids=[ticket.id for prompt in part for ticket in groups[prompt]],
@@ -105,6 +110,22 @@ def _within_budget(group: list[Ticket], budget: int, share: bool, scale: float) 
         if max(tokens) <= budget:
             return [_unit(group[start:end], share, scale) for start, end in pairwise(ends)]
     return [_unit([ticket], share, scale) for ticket in group]
+
+
+def _cut(unit: _Unit, most: int, share: bool, scale: float) -> list[_Unit]:
+    """Part a unit into such of `most` samples."""
+    tickets = unit.tickets
+    return [_unit(tickets[at : at + most], share, scale) for at in range(0, len(tickets), most)]
+
+
+def _parted(batch: list[_Unit], most: int) -> list[list[_Unit]]:
+    """Part a micro-batch into such of `most` samples; none of its units has more."""
+    parts: list[list[_Unit]] = []
+    for unit in batch:
+        if not parts or sum(len(one.tickets) for one in parts[-1]) + len(unit.tickets) > most:
+            parts.append([])
+        parts[-1].append(unit)
+    return parts
 
 
 def _at_least(units: list[_Unit], count: int, share: bool, scale: float) -> list[_Unit]:
@@ -168,10 +189,13 @@ def _first_fit(units: list[_Unit], budget: int) -> list[list[_Unit]]:
     return bins
 
 
-def _equalised(units: list[_Unit], batches: list[list[_Unit]], count: int, budget: int) -> list[list[_Unit]]:
+def _equalised(
+    units: list[_Unit], batches: list[list[_Unit]], count: int, budget: int, most: int | None
+) -> list[list[_Unit]]:
     """Return exactly `count` micro-batches: evenly filled where that keeps the budget, else the last ones are empty."""
     even = _spread(units, count)
-    if all(sum([unit.tokens for unit in batch]) <= budget for batch in even):
+    few = most is None or all(sum(len(unit.tickets) for unit in batch) <= most for batch in even)
+    if few and all(sum([unit.tokens for unit in batch]) <= budget for batch in even):
         return sorted(even, key=lambda batch: not batch)
     return batches + [[] for _ in range(count - len(batches))]
 

@@ -205,6 +205,7 @@ class Step:
                 train.tokens_per_microbatch,
                 context.share_prompts,
                 train.patches_per_microbatch,
+                train.sequences_per_microbatch,
             )
         with self.timed(Phase.EXCHANGE):
             self.log.add_all(self.ranks.exchange(self.plan))

@@ -10,6 +10,7 @@ from spmd_rl.models import CAUSAL_LM, FAMILIES, SEQUENCE_CLASSIFICATION
 from spmd_rl.models.blocks import Experts, LatentAttention, Vision
 
 _AGAIN = "copy the model's directory again"
+_TRACKER = "latest_checkpointed_iteration.txt"
 
 
 @dataclass(frozen=True)
@@ -122,12 +123,23 @@ def _eos_token_ids(path: str | Path, content: dict[str, Any], knob: str) -> tupl
     return tuple(dict.fromkeys(ids))
 
 
+def foreign_checkpoint(path: str | Path, knob: str) -> Problem | None:
+    """Return what to do with a checkpoint of Megatron's old format, as MindSpeed-RL has them; None: it is none."""
+    if not (Path(path) / _TRACKER).is_file():
+        return None
+    met = f"a checkpoint of Megatron's old format ({_TRACKER}), which is cut for one layout and is not read"
+    way = "name the Hugging Face directory that it was converted from, or convert it back with the tool that made it"
+    return Problem(knob, path, met, way)
+
+
 def _read_json(path: str | Path, file: Path, knob: str) -> dict[str, Any]:
     if not Path(path).is_dir():
         raise ConfigError(Problem(knob, path, "there is no such directory", "name a Hugging Face model directory"))
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
+        if foreign := foreign_checkpoint(path, knob):
+            raise ConfigError(foreign) from None
         way = "is it a Hugging Face directory?"
         raise ConfigError(Problem(knob, path, f"there is no {file.name} in it", way)) from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:

@@ -31,10 +31,10 @@ def main(arguments: list[str] | None = None) -> None:
     options, rest = _parse(sys.argv[1:] if arguments is None else arguments)
     try:
         case, aside = configure(options, rest)
-        answer = weights(case)
+        device = int(options.device_gib * 2**30) if options.device_gib else None
+        answer = weights(case, device)
         fullest = "received_fullest_round_bytes", "sent_fullest_round_bytes"
         held = [2 * sum(one[name] for name in fullest) for one in answer["by_rank"]]
-        device = int(options.device_gib * 2**30) if options.device_gib else None
         answer["memory"] = memory(case, held, device)
         if options.rank is not None:
             answer["rank"] = answer.pop("by_rank")[options.rank] | place(case, options.rank)
@@ -62,7 +62,7 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--world-size", type=_positive, metavar="N", help="ranks; default: the fewest that fit")
     parser.add_argument("--ranks-per-node", type=_positive, default=8, metavar="N", help="default: 8")
     parser.add_argument("--show", choices=("weights",), default="weights", help="weights: what moves between ranks")
-    parser.add_argument("--device-gib", type=float, metavar="N", help="memory of a device: says what it leaves")
+    parser.add_argument("--device-gib", type=_gib, metavar="N", help="memory of a device: says what it leaves")
     parser.add_argument("--rank", type=int, metavar="R", help="one rank in detail, with its peers")
     parser.add_argument("--json", action="store_true", help="the same as JSON, sizes in bytes")
     options, rest = parser.parse_known_args(arguments)
@@ -75,6 +75,13 @@ def _positive(word: str) -> int:
     number = int(word)
     if number < 1:
         raise argparse.ArgumentTypeError("1 or more")
+    return number
+
+
+def _gib(word: str) -> float:
+    number = float(word)
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError("more than 0")
     return number
 
 

@@ -5,6 +5,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from spmd_rl.config.config import Config
+from spmd_rl.config.engine_cache import GIB, CacheNeed, cache_room
 from spmd_rl.distributed.layout import RolloutLayout, TrainLayout
 from spmd_rl.models.model_shape import ModelShape
 
@@ -69,6 +70,33 @@ def rollout_words(case: Case) -> str:
     if layout.expert:
         return f"{words}, {experts.count // layout.group} of {experts.count} experts on a rank"
     return words + (", each expert cut over the ranks" if layout.group > 1 else "")
+
+
+def cache_bytes(case: Case, weights: int, device: int | None) -> float | None:
+    """Return the key-value cache of a rank, whose engine has so many bytes of weights; None: that is not known.
+
+    `device`: bytes of one; None: not said.
+    """
+    rollout = case.config.rollout
+    if rollout.cache_gib is not None:
+        return rollout.cache_gib * GIB
+    if device is None:
+        return None
+    room = max(0.0, cache_room(device, device, weights, rollout.memory_fraction, 1))
+    return min(room, _need(case).useful_bytes) if rollout.memory_fraction is None else room
+
+
+def cache_words(case: Case, weights: int, device: int | None) -> str:
+    """Say what the key-value cache of a rank holds."""
+    need, size = _need(case), cache_bytes(case, weights, device)
+    if size is not None:
+        return need.described(size).partition(": ")[2]
+    wanted = f"{need.at_once} samples of {need.longest} tokens at once take"
+    return f"{wanted} {need.useful_bytes / GIB:.2f} GiB a rank; --device-gib says how many fit beside the weights"
+
+
+def _need(case: Case) -> CacheNeed:
+    return CacheNeed.of(case.config, case.shape, case.world_size)
 
 
 def count(number: int, what: str) -> str:

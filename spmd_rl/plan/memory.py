@@ -3,7 +3,7 @@
 from typing import Any
 
 from spmd_rl.errors import refuse
-from spmd_rl.plan.case import Case
+from spmd_rl.plan.case import Case, cache_bytes
 from spmd_rl.rollout.options import memory_of_engine
 from spmd_rl.weights.device_memory import RankBytes, memory_problems, rank_bytes
 
@@ -21,7 +21,7 @@ def memory(case: Case, buckets: list[int], device: int | None) -> dict[str, Any]
         place = at.pipeline, at.tensor, at.expert, at.expert_tensor, case.rollout.group_rank(rank), buckets[rank]
         if place not in alike:
             held = rank_bytes(case.config, case.shape, case.train, case.rollout, rank, buckets[rank])
-            alike[place] = _with_cache(held, device, case.config.rollout.cache_gib)
+            alike[place] = _with_cache(held, device, case)
         by_rank[rank] = alike[place]
     if device is not None:
         refuse(memory_problems(case.config, by_rank, device))
@@ -35,9 +35,9 @@ def memory(case: Case, buckets: list[int], device: int | None) -> dict[str, Any]
     return {"device_bytes": device, "cache_left_to_the_device": case.config.rollout.cache_gib is None, "phases": spread}
 
 
-def _with_cache(held: RankBytes, device: int | None, cache_gib: float | None) -> RankBytes:
+def _with_cache(held: RankBytes, device: int | None, case: Case) -> RankBytes:
     if device is None:
         return held
     # Refuses an engine that does not fit.
-    _, cache = memory_of_engine(device, device, held.engine, None if cache_gib is None else held.cache)
+    _, cache = memory_of_engine(device, device, held.engine, int(cache_bytes(case, held.engine, device) or 0) or None)
     return RankBytes(held.learners, held.reference, held.judges, held.engine, cache, held.buckets)

@@ -1,6 +1,7 @@
 """Answers as a person reads them."""
 
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 from spmd_rl.plan.case import count
@@ -99,6 +100,7 @@ def _head(answer: dict[str, Any]) -> list[str]:
         f"{'ranks':<12}{answer['ranks']}, {answer['ranks_per_node']} on a node{note}",
         f"{'training':<12}{answer['training']}",
         f"{'rollout':<12}{answer['rollout']}",
+        *wrap(answer["cache"], 120, initial_indent=f"{'cache':<12}", subsequent_indent=" " * 12),
         f"{'refresh':<12}{count(answer['rounds'], 'round')}; in each a rank receives and sends at most {bucket}",
         f"{'planning':<12}{answer['planning_seconds']:.1f} s for all ranks",
     ]

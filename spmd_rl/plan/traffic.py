@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from spmd_rl.config.check_critic import read_critic
+from spmd_rl.config.engine_cache import BYTES
 from spmd_rl.config.shipped import model_sizes
 from spmd_rl.errors import ConfigError
 from spmd_rl.models import FAMILIES
-from spmd_rl.plan.case import Case, rollout_words, training_words
+from spmd_rl.plan.case import Case, cache_words, rollout_words, training_words
 from spmd_rl.plan.refresh_stats import RankStats, refresh_stats
 from spmd_rl.platforms import CLUSTER, record
-from spmd_rl.weights.device_memory import BYTES
 from spmd_rl.weights.families import hf_tensors, megatron_shard, vllm_shard
 from spmd_rl.weights.transfer.transfer_schedule import Schedule, bucket_of_bytes
 
@@ -37,8 +37,11 @@ FIGURES = (
 )
 
 
-def weights(case: Case) -> dict[str, Any]:
-    """Return what one refresh moves, in figures that JSON can hold; sizes in bytes. Raises ValueError as a run does."""
+def weights(case: Case, device: int | None = None) -> dict[str, Any]:
+    """Return what one refresh moves, in figures that JSON can hold; sizes in bytes. Raises ValueError as a run does.
+
+    `device`: bytes of a rank's; None: not said.
+    """
     start = time.perf_counter()
     world, size = case.world_size, BYTES[case.config.model.dtype]
     sources = [megatron_shard(case.shape, case.train, rank) for rank in range(world)]
@@ -68,6 +71,7 @@ def weights(case: Case) -> dict[str, Any]:
         "fewest_ranks_taken": not case.world_size_given,
         "training": training_words(case),
         "rollout": rollout_words(case),
+        "cache": cache_words(case, max(held[id(shard)] for shard in destinations), device),
         "rounds": schedule.rounds,
         "bucket_bytes": bucket_bytes,
         "planning_seconds": round(seconds, 3),

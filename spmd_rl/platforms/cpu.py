@@ -95,11 +95,11 @@ CPU = Platform(
     repeats_exactly=True,
     max_sequences=64,
     microbatch_tokens=4096,
-    cache_gib=1.0,
     # Triton does not compile for CPUs; blocks of 32 tokens are the smallest that the CPU attention prefers, so that
     # the samples of a prompt find its cache.
     engine_options={"enforce_eager": True, "block_size": 32},
     engine_model_options=_engine_model_options,
+    engine_graphs=False,
     engine_sleeps=False,
     row_sums=lazily("spmd_rl.platforms.cpu_row_sums:compiled"),
     peer_memory=lazily("spmd_rl.platforms.cpu_peer_memory:PeerMemory"),

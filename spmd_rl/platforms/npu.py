@@ -9,7 +9,7 @@ from glob import glob
 from importlib import metadata
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from packaging.version import Version
 
@@ -57,6 +57,14 @@ def _environment() -> dict[str, str]:
     except metadata.PackageNotFoundError:
         return {}
     return {"TORCH_NPU_DEVICE_CAPABILITY": "8.0"} if installed >= Version(_READS_CAPABILITY) else {}
+
+
+def _profiler(shapes: bool, stacks: bool, memory: bool) -> Any:
+    """Return torch_npu's profiler, of the host and of the die."""
+    from torch_npu.profiler import ProfilerActivity, profile
+
+    activities = [ProfilerActivity.CPU, ProfilerActivity.NPU]
+    return profile(activities=activities, record_shapes=shapes, with_stack=stacks, profile_memory=memory)
 
 
 def _model_environment(shape: ModelShape, tensor: int, expert: int, max_sequences: int) -> dict[str, str]:
@@ -234,6 +242,7 @@ NPU = Platform(
     # Sums over ranks in one order; products of matrices without splitting what they sum over.
     deterministic_environment={"HCCL_DETERMINISTIC": "true", "CLOSE_MATMUL_K_SHIFT": "1"},
     # CPU binding would rebind the threads of the trainer too; eager until graphs were run on the device.
+    profiler=_profiler,
     engine_options={
         "enable_sleep_mode": True,
         "enforce_eager": True,

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from operator import attrgetter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spmd_rl.errors import ConfigError, Problem
@@ -33,6 +35,23 @@ def torch_rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> tor
     import torch.nn.functional as F
 
     return F.rms_norm(x, (x.shape[-1],), weight, epsilon)
+
+
+def torch_profiler(shapes: bool, stacks: bool, memory: bool) -> Any:
+    """Return torch's profiler, of the host and of what else torch sees here."""
+    from torch.profiler import profile
+
+    return profile(record_shapes=shapes, with_stack=stacks, profile_memory=memory)
+
+
+def free_host_bytes() -> int:
+    """Return the memory of this machine, or of this container, that a process could have now."""
+    with open("/proc/meminfo") as lines:
+        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    with suppress(OSError, ValueError):  # no limit ("max"), or not a container
+        limit, used = (int(Path(f"/sys/fs/cgroup/memory.{name}").read_text()) for name in ("max", "current"))
+        free = min(free, max(0, limit - used))
+    return free
 
 
 @dataclass(frozen=True)
@@ -98,8 +117,6 @@ class Platform:
     """What rollout.max_sequences is where it is None."""
     microbatch_tokens: int = 16384
     """What train.tokens_per_microbatch is where it is None."""
-    cache_gib: float | None = None
-    """What rollout.cache_gib is where it is None; None here too: what the device has left."""
     wraps_integers: bool = True
     """Its sums and products of whole numbers wrap around, as checksums count on; else those are made on the host."""
     engine_options: Mapping[str, object] = field(default_factory=dict)
@@ -107,6 +124,10 @@ class Platform:
     engine_model_options: Callable[[str, ModelShape, int, str], dict[str, object]] = lambda *model: {}
     """(a model's directory, its shape, rollout.block_tokens, the setting that names the directory) -> more of them.
     Raises ConfigError where vLLM has no kernels for it."""
+    profiler: Callable[[bool, bool, bool], Any] = torch_profiler
+    """(shapes, stacks, memory) -> a context manager that can export_chrome_trace(file)."""
+    engine_graphs: bool = True
+    """The engine can run a device's graphs (rollout.eager)."""
     engine_sleeps: bool = True
     """vLLM's sleep mode releases weights and cache; elsewhere rollout/packed_weights.py does, on a CPU."""
     after_engine_start: Callable[[], None] = lambda: None

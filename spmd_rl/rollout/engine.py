@@ -1,7 +1,7 @@
 """An in-process vLLM engine of this rank: it never reads a weight from disk, and sleeps while the trainer works."""
 
 import gc
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ class Engine:
         layout: RolloutLayout,
         max_tokens: int,
         max_sequences: int,
-        cache_bytes: int | None,
+        cache_bytes: int,
         block_tokens: int,
         needs_text: bool,
         seed: int,
@@ -40,18 +40,20 @@ class Engine:
         skip_special_tokens: bool = False,
         weight_bytes: int = 0,
         images_per_prompt: int = 1,
+        switches: Mapping[str, object] = {"enable_prefix_caching": True},
     ):
-        """`max_tokens`: the longest prompt with its response. `cache_bytes` None: what the device has left.
-        `needs_text`: stop strings make the engine detokenize, with `skip_special_tokens` or without. `end_ids`: end
-        every response. `weight_bytes`: this rank's.
+        """`max_tokens`: the longest prompt with its response. `needs_text`: stop strings make the engine detokenize,
+        with `skip_special_tokens` or without. `end_ids`: end every response. `weight_bytes`: this rank's.
+        `switches`: more options of `vllm.LLM` (options.switches), which win.
 
         Raises ValueError where vLLM cannot run such a model on this machine.
         """
         options = model_options(model_path, shape, block_tokens, platform)
         if platform.free_and_total_bytes is not None:
-            share, cache_bytes = memory_of_engine(*platform.free_and_total_bytes(), weight_bytes, cache_bytes)
+            share, _ = memory_of_engine(*platform.free_and_total_bytes(), weight_bytes, cache_bytes)
             options |= {"gpu_memory_utilization": share}
-        options |= image_options(shape, images_per_prompt)
+        options |= {"max_num_batched_tokens": max(2048, max_tokens), **image_options(shape, images_per_prompt)}
+        options |= switches
         from vllm import LLM
 
         self.llm = LLM(
@@ -65,9 +67,7 @@ class Engine:
             load_format="dummy",
             max_model_len=max_tokens,
             max_num_seqs=max_sequences,
-            max_num_batched_tokens=max(2048, max_tokens),
             kv_cache_memory_bytes=cache_bytes,
-            enable_prefix_caching=True,
             # Log-probabilities of the distribution that was sampled from, not of the raw logits.
             logprobs_mode="processed_logprobs",
             # What reads images does not start without a tokenizer.

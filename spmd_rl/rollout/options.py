@@ -1,5 +1,7 @@
 """Options that vLLM needs for a model and does not find out itself."""
 
+from spmd_rl.config.engine_cache import REST_BYTES
+from spmd_rl.config.rollout_config import EngineConfig
 from spmd_rl.errors import ConfigError, Problem
 from spmd_rl.models.model_shape import ModelShape
 from spmd_rl.platforms.platform import Platform
@@ -15,9 +17,20 @@ def model_options(
     return {**platform.engine_options, **platform.engine_model_options(model_path, shape, block_tokens, knob)}
 
 
+def switches(settings: EngineConfig, platform: Platform) -> dict[str, object]:
+    """Return the options of `vllm.LLM` that the settings turn. Raises ConfigError for graphs where there are none."""
+    if settings.eager is False and not platform.engine_graphs:
+        met = "on such a machine the engine has no graphs: its weights are written in place, layer by layer"
+        raise ConfigError(Problem(f"{settings.prefix}eager", False, met, "leave it out"))
+    found: dict[str, object] = {"enable_prefix_caching": settings.prefix_caching}
+    if settings.eager is not None:
+        found["enforce_eager"] = settings.eager
+    if settings.max_batched_tokens is not None:
+        found["max_num_batched_tokens"] = settings.max_batched_tokens
+    return found
+
+
 _SHARE, _OF_FREE = 0.92, 0.98
-REST_BYTES = 4 << 30
-"""Of a device, for what is neither weights nor cache: activations, graphs, buffers of the ranks' messages."""
 
 
 def memory_of_engine(free: int, total: int, weights: int, cache: int | None) -> tuple[float, int]:

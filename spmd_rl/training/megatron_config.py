@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 
+from spmd_rl.config.config import TrainConfig
 from spmd_rl.distributed.layout import TrainLayout
 from spmd_rl.models.blocks import Experts, LatentAttention
 from spmd_rl.models.model_shape import ModelShape
@@ -13,7 +14,7 @@ from spmd_rl.training.rotary import angle_factor
 
 
 def transformer_config(
-    shape: ModelShape, layout: TrainLayout, dtype: torch.dtype, sequence: bool, recompute: bool
+    shape: ModelShape, layout: TrainLayout, dtype: torch.dtype, sequence: bool, train: TrainConfig
 ) -> TransformerConfig:
     """Megatron's configuration of a model that HF's config.json describes. Raises ValueError when it can't be."""
     options: dict[str, Any] = {}
@@ -56,9 +57,7 @@ def transformer_config(
         moe_token_dispatcher_type="alltoall",
         # The loss's denominators are global and known beforehand: Megatron must neither average nor rescale.
         calculate_per_token_loss=True,
-        recompute_granularity="full" if recompute else None,
-        recompute_method="uniform" if recompute else None,
-        recompute_num_layers=1 if recompute else None,
+        **_recomputed(train),
         gradient_accumulation_fusion=False,
         masked_softmax_fusion=False,
         bias_activation_fusion=False,
@@ -70,6 +69,17 @@ def transformer_config(
     if shape.mla is None and angle_factor(shape) != 1.0:
         _multiply_angles(config, shape)
     return config
+
+
+def _recomputed(train: TrainConfig) -> dict[str, Any]:
+    if train.recomputes != "full":
+        return {"recompute_granularity": "selective" if train.recomputes == "selective" else None}
+    method = "block" if train.recompute_layers else "uniform"
+    return {
+        "recompute_granularity": "full",
+        "recompute_method": method,
+        "recompute_num_layers": train.recompute_layers or 1,
+    }
 
 
 def _pipeline(shape: ModelShape, layout: TrainLayout) -> dict[str, Any]:

@@ -48,7 +48,7 @@ class ShardedModel:
             if shape.head == "value"
             else LogprobHead(shape.vocabulary, config.rollout.temperature, config.train.logprob_chunk_tokens)
         )
-        megatron = transformer_config(shape, layout, self.dtype, config.parallel.sequence, config.train.recompute)
+        megatron = transformer_config(shape, layout, self.dtype, config.parallel.sequence, config.train)
         with doing("builds the model"):
             self.module = build_model(shape, layout, megatron).to(device)
         for tower in (chunk.visual for chunk in self.module if hasattr(chunk, "visual")):

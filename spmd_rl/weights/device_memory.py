@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from spmd_rl.config.check_critic import read_critic
 from spmd_rl.config.check_reward_models import read_reward_shape
 from spmd_rl.config.config import Config
+from spmd_rl.config.engine_cache import BYTES
 from spmd_rl.config.names import Phase
 from spmd_rl.distributed.layout import RolloutLayout, TrainLayout
 from spmd_rl.errors import ConfigError, Problem
@@ -14,7 +15,6 @@ from spmd_rl.models.model_shape import ModelShape
 from spmd_rl.weights.families import megatron_shard, vllm_shard
 from spmd_rl.weights.transfer.boxes import Index
 
-BYTES = {"float32": 4, "bfloat16": 2}
 _GRADIENT, _MASTER, _MOMENTS = 4, 4, 8
 """Bytes of a parameter: gradients are summed in float32; AdamW has two moments, and in half precision its own weights.
 """

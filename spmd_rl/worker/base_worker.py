@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from spmd_rl.config.config import Config
+from spmd_rl.config.engine_cache import CacheNeed
 from spmd_rl.data.image_reader import ImageReader
 from spmd_rl.data.response_text import ResponseText, end_tokens, templates_of
 from spmd_rl.data.sources.prompts import Prompt
@@ -20,7 +21,9 @@ from spmd_rl.models.model_shape import ModelShape
 from spmd_rl.platforms.platform import Platform
 from spmd_rl.rewards.grading.pool import GraderPool
 from spmd_rl.rollout.engine import Engine
+from spmd_rl.rollout.options import switches
 from spmd_rl.weights.families import vllm_shard
+from spmd_rl.worker.cache_size import cache_bytes
 from spmd_rl.worker.image_store import ImageStore
 from spmd_rl.worker.rollouts import Made, Rollouts
 
@@ -48,6 +51,9 @@ class BaseWorker:
         ends = end_tokens(tokenizer, config.model.path, *templates_of(prompts, config.data.template))
         self.images = ImageStore(shape, prompts, images)
         set_status(doing="starts vLLM")
+        weights, need = self._weight_bytes(config.model.dtype), CacheNeed.of(config, shape, world.size)
+        cache = cache_bytes(config, need, platform, world, weights)
+        self.cache_described = need.described(cache)
         self.engine = Engine(
             config.model.path,
             shape,
@@ -55,7 +61,7 @@ class BaseWorker:
             self.rollout_layout,
             max_tokens,
             config.rollout.max_sequences,
-            None if config.rollout.cache_gib is None else int(config.rollout.cache_gib * 2**30),
+            cache,
             config.rollout.block_tokens,
             bool(config.rollout.stop),
             config.run.seed + self.replica,
@@ -63,8 +69,9 @@ class BaseWorker:
             config.model.trust_remote_code,
             tuple(ends),
             config.rollout.skip_special_tokens,
-            self._weight_bytes(config.model.dtype),
+            weights,
             config.data.images_per_prompt,
+            switches(config.rollout, platform),
         )
         set_status(doing="")
         text = ResponseText(tokenizer, tuple(ends), config.rollout.skip_special_tokens)

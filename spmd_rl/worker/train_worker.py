@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from spmd_rl.config.config import Config
@@ -25,6 +26,7 @@ from spmd_rl.worker.consistency_check import TOLERANCE, ConsistencyCheck
 from spmd_rl.worker.device_switch import DeviceSwitch
 from spmd_rl.worker.gae_estimator import GaeEstimator
 from spmd_rl.worker.process_usage import ProcessUsageMeter
+from spmd_rl.worker.profiler import Profiler
 from spmd_rl.worker.reward_model_scorer import RewardModelScorer
 from spmd_rl.worker.rollouts import Made
 from spmd_rl.worker.shard_saver import ShardSaver
@@ -48,6 +50,8 @@ class TrainWorker(BaseWorker):
     ):
         self.config, self.platform, self.world = config, platform, world
         self.footprints = ProcessUsageMeter()
+        run = config.run
+        self.profiler = Profiler(run.profile, Path(run.dir or f"runs/{run.name}"), world.rank, platform)
         self._refuse_what_does_not_fit(shape)
         self._counted: dict[str, int] = {}
         made: dict[int, Made] = {}
@@ -102,7 +106,8 @@ class TrainWorker(BaseWorker):
     def do(self, name: str, arguments: dict[str, Any]) -> Any:
         """Do one verb, and remember the memory it took at its peak."""
         self.platform.reset_peak_memory()
-        answer = super().do(name, arguments)
+        with self.profiler.verb(name):
+            answer = super().do(name, arguments)
         of_model = f"{name} {arguments.get('model')}"
         of = of_model if of_model in MEMORY_PHASES else name
         self.peaks[of] = max(self.peaks.get(of, 0), self.platform.peak_memory_bytes())

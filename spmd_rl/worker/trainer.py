@@ -58,6 +58,9 @@ class Trainer:
         self.samples: dict[int, Sample] = {}
         self.packs: list[list[Packed]] = []
         """Of each mini-batch."""
+        self.groups: list[Sequence[Sequence[int]]] = []
+        """Of each micro-batch, over all mini-batches: samples by group."""
+        self.share_prompts = False
         self.pixels: Pixels = pixels_of
         """Has the patches of a sample's images."""
         model, algorithm = config.model, config.algorithm
@@ -121,6 +124,8 @@ class Trainer:
     def exchange(self, routes: Routes, minibatches: Sequence[MicroBatches], share_prompts: bool) -> Exchanged:
         """Send the samples that this rank made to where they are trained on, and keep those that come; see `bring`."""
         held = {sample: self.made(sample) for sample in routes}
+        self.groups = [groups for microbatches in minibatches for groups in microbatches]
+        self.share_prompts = share_prompts
         self.packs, self.samples, sent = self.bring(held, routes, minibatches, share_prompts)
         packs = [pack for packs in self.packs for pack in packs]
         return Exchanged(
@@ -128,6 +133,17 @@ class Trainer:
             tokens=sum(pack.tokens.shape[1] for pack in packs),
             padding_tokens=sum(pack.padding_tokens for pack in packs),
         )
+
+    def forward_packs(self) -> list[Packed]:
+        """Return the micro-batches of passes without gradients: those of training, several of them laid out as one."""
+        train, packs = self.config.train, [pack for packs in self.packs for pack in packs]
+        together = (train.tokens_per_forward_microbatch or 0) // (train.tokens_per_microbatch or 1)
+        if together < 2 or not packs:
+            return packs
+        # The same number on each rank, or those that share experts would wait for each other.
+        parts = [self.groups[at : at + together] for at in range(0, len(self.groups), together)]
+        joined = [[[self.samples[i] for i in group] for groups in part for group in groups] for part in parts]
+        return self.pack(joined, self.share_prompts)
 
     @verb
     def put(self, field: str, values: Mapping[int, float]) -> None:
@@ -139,7 +155,7 @@ class Trainer:
     @verb
     def score(self, model: str) -> dict[str, float]:
         """Have a model give each sample its log-probabilities, or its values; returns the seconds of moving models."""
-        found, seconds = self.forward(model, [pack for packs in self.packs for pack in packs])
+        found, seconds = self.forward(model, self.forward_packs())
         field = "values" if self.models[model].shape.head == "value" else f"{model}_logprobs"
         for packed, values in found:
             packed.put(field, values)
@@ -197,4 +213,4 @@ class Trainer:
     @verb
     def forget(self) -> None:
         """Drop the samples."""
-        self.samples, self.packs = {}, []
+        self.samples, self.packs, self.groups = {}, [], []

@@ -124,6 +124,20 @@ def test_the_defaults_have_no_problem(problems):
         ),
         ("--train.min_learning_rate 1", "train.min_learning_rate = 1.0", "lower it"),
         ("--train.warmup_steps 101", "train.warmup_steps = 101", "lower it"),
+        ("--train.warmup_steps 5 --train.warmup_fraction 0.1", "train.warmup_steps = 5", "leave one of them out"),
+        ("--run.profile.ranks 0 9", "run.profile.ranks = 9", "there are 6 ranks; use 0 to 5"),
+        ("--run.profile.phases updat", "run.profile.phases = updat", "did you mean update?"),
+        ("--train.recompute_layers 2", "train.recompute_layers = 2", "train.recompute = none has no layers to count"),
+        (
+            "--rollout.max_sequences 128 --rollout.max_batched_tokens 100",
+            "rollout.max_batched_tokens = 100",
+            "each of the 128 sequences that run at once has a token in a step; 128 or more",
+        ),
+        (
+            "--train.tokens_per_forward_microbatch 4000 --train.tokens_per_microbatch 4096",
+            "train.tokens_per_forward_microbatch = 4000",
+            "below train.tokens_per_microbatch = 4096",
+        ),
         (
             "--rollout.max_response_length 8000 --train.tokens_per_microbatch 10000",
             "data.max_prompt_length + rollout.max_response_length = 1024 + 8000",

@@ -76,7 +76,7 @@ def test_a_name_with_a_value_gets_its_answer(line):
         ("--seq_length 512", "seq_length is here data.max_prompt_length = 512"),
         ("--stage ray_grpo", "stage has no counterpart here: the module that is started says it"),
         ("--zmq_communication true", "zmq_communication has no counterpart here: rank 0 plans one exchange"),
-        ("--gpu_memory_utilization 0.6", "gpu_memory_utilization is here rollout.cache_gib (a fraction of the device"),
+        ("--gpu_memory_utilization 0.6", "gpu_memory_utilization is here rollout.memory_fraction = 0.6"),
     ],
 )
 def test_a_foreign_name_is_answered_and_no_neighbour_is_guessed(words, answer):
@@ -116,7 +116,8 @@ def test_values_change_as_their_meaning_does():
     assert done.values["rollout.data"] == 64 and done.values["rollout.expert_parallel"] is True
     assert done.values["parallel.layers_per_stage"] == [9, 10, 10, 10, 11, 11]
     assert (done.values["train.minibatches"], done.values["train.tokens_per_microbatch"]) == (1, 4096)
-    assert (done.values["train.recompute"], done.values["rollout.top_k"], done.ranks) == (True, 0, 384)
+    assert (done.values["train.recompute"], done.values["train.recompute_layers"]) == ("full", 9)
+    assert (done.values["rollout.top_k"], done.ranks) == (0, 384)
     written = text(done, Path("r1.yaml"))
     assert "  kl_estimator: k1  # rl_config.kl_penalty: kl" in written
     assert "#   megatron_training.swap_optimizer: true: there is no such switch yet" in written

@@ -8,6 +8,7 @@ import pytest
 
 from spmd_rl.config.check import check
 from spmd_rl.config.loading import load_config
+from spmd_rl.config.machine_sizes import with_machine_sizes
 from spmd_rl.config.model_directory import sizes_directory, with_local_models
 from spmd_rl.models.model_shape import read_model_shape
 from spmd_rl.plan.__main__ import main
@@ -43,7 +44,7 @@ def test_a_config_for_a_cluster_fits_its_model_at_its_world_size(name):
     config = load_config(["--config", str(CONFIGS / name)])
     names = {Path(path).name for path in (config.model.path, config.critic.path) if path}
     assert names <= SHIPPED
-    config = with_local_models(config, sizes_directory)
+    config = with_machine_sizes(with_local_models(config, sizes_directory), "npu")
     assert [str(one) for one in check(config, TABLE[name][0], read_model_shape(config.model.path))] == []
 
 

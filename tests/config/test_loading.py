@@ -58,7 +58,7 @@ def test_the_last_of_a_repeated_option_wins():
 def test_booleans_are_read_as_python_and_as_yaml_write_them():
     argv = ["--model.path", "m", "--train.recompute", "--data.shuffle", "false", "--run.tensorboard", "False"]
     config = load_config(argv)
-    assert (config.train.recompute, config.data.shuffle, config.run.tensorboard) == (True, False, False)
+    assert (config.train.recomputes, config.data.shuffle, config.run.tensorboard) == ("full", False, False)
 
 
 def test_lists_and_rules_replace_the_default_ones():
@@ -161,7 +161,8 @@ def test_an_unknown_key_names_the_file_its_path_and_the_nearest_setting(tmp_path
         ("train: {steps: true}", "train.steps = True: expected a whole number"),
         ("train: {steps: }", "train.steps = None: expected a whole number"),
         ("train: {learning_rate: fast}", "train.learning_rate = 'fast': expected a number"),
-        ("train: {recompute: 1}", "train.recompute = 1: expected true or false"),
+        ("data: {shuffle: 1}", "data.shuffle = 1: expected true or false"),
+        ("train: {recompute: 1}", "train.recompute = 1: expected one of none, selective, full, True, False"),
         ("run: {wandb: maybe}", "run.wandb = 'maybe': expected one of off, offline, online"),
         ("run: {name: 7}", "run.name = 7: expected text"),
         ("rollout: {stop: x}", "rollout.stop = 'x': expected a list"),

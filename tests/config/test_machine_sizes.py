@@ -16,7 +16,7 @@ def sizes(*words, elsewhere=""):
 
 
 def test_sizes_suit_the_machine_where_none_are_named():
-    assert sizes("--run.platform", "cpu") == (64, 4096, 1.0)
+    assert sizes("--run.platform", "cpu") == (64, 4096, None)
     for machine in ("npu", "cuda"):
         assert sizes("--run.platform", machine) == (256, 16384, None)
     assert sizes(elsewhere="npu") == (256, 16384, None)

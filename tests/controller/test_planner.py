@@ -3,6 +3,7 @@
 import cProfile
 import random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -139,3 +140,18 @@ def test_one_prompt_is_split_so_that_no_rank_idles():
 
 def test_nothing_to_train_on_is_an_empty_plan():
     assert plan_microbatches([], 2, 3, BUDGET, True).minibatches == []
+
+
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("most", [1, 2, 3])
+def test_no_microbatch_has_more_samples_than_it_may(most, share):
+    tickets = [Ticket(i, i // 4, 10, 3 + i % 5, 3 + i % 5, "stop") for i in range(24)]
+    plan = plan_microbatches(tickets, 2, 2, 1000, share, most_samples=most)
+    assert sorted(i for minibatch in plan.minibatches for i in minibatch.ids) == list(range(24))
+    for minibatch in plan.minibatches:
+        assert len({len(batches) for batches in minibatch.microbatches}) == 1
+        batches = [batch for rank in minibatch.microbatches for batch in rank]
+        assert max(sum(map(len, batch)) for batch in batches) <= most
+        assert sorted(i for batch in batches for group in batch for i in group) == sorted(minibatch.ids)
+        # Nearly full: a cap makes no more passes than it must, beyond one a rank.
+        assert len(minibatch.microbatches[0]) <= -(-len(minibatch.ids) // 2 // most) + 2

@@ -188,6 +188,9 @@ def test_a_model_with_a_score_head_has_labels_instead_of_a_vocabulary_to_predict
 def test_a_missing_directory_file_or_key_and_broken_json_say_so(tmp_path):
     assert "no such directory" in refusal(tmp_path / "nowhere")
     assert "no config.json" in refusal(tmp_path)
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "latest_checkpointed_iteration.txt").write_text("200")
+    assert "a checkpoint of Megatron's old format (latest_checkpointed_iteration.txt)" in refusal(tmp_path / "theirs")
     assert "not valid JSON" in refusal(write(tmp_path, "{"))
     assert "holds list" in refusal(write(tmp_path, "[]"))
     content = dict(QWEN3)

@@ -4,6 +4,8 @@
 """
 
 import dataclasses
+import itertools
+import re
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -40,3 +42,15 @@ def all_settings() -> list[str]:
 
     commands = {"grpo": Config, "evaluate": EvaluateConfig, "chat": ChatConfig}
     return [f"{command} {line}" for command, config in commands.items() for line in settings(config)]
+
+
+def metric_patterns() -> list[str]:
+    """Return a regular expression for each metric on docs/metrics.md: {a,b} stands for either, <x> for any word."""
+    page = (HERE.parents[1] / "docs" / "metrics.md").read_text()
+    cells = [line.split(" | ")[0] for line in page.splitlines() if line.startswith("| `")]
+    found = []
+    for name in (name for cell in cells for name in re.findall(r"`([^`]+)`", cell)):
+        parts = re.split(r"(\{[\w,<>]+\})", name)
+        choices = [part[1:-1].split(",") if part.startswith("{") else [part] for part in parts]
+        found += [re.sub(r"<\w+>", "[^/]+", "".join(one)) for one in itertools.product(*choices)]
+    return found

@@ -2,8 +2,10 @@
 
 import pytest
 
+from spmd_rl.config.loading import load_config
 from spmd_rl.errors import ConfigError
-from spmd_rl.rollout.options import REST_BYTES, memory_of_engine
+from spmd_rl.platforms import record
+from spmd_rl.rollout.options import REST_BYTES, memory_of_engine, switches
 
 GIB = 2**30
 
@@ -25,3 +27,25 @@ def test_a_cache_that_nobody_sized_is_what_weights_and_all_else_leave():
     assert memory_of_engine(60 * GIB, 64 * GIB, 15 * GIB, None)[1] == 45 * GIB - REST_BYTES
     with pytest.raises(ConfigError, match=r"rollout.cache_gib: .*15.00 GiB.*4.00 GiB are left for all else"):
         memory_of_engine(19 * GIB, 64 * GIB, 15 * GIB, None)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("", {"enable_prefix_caching": True}),
+        (
+            "--rollout.prefix_caching false --rollout.max_batched_tokens 4096 --rollout.eager true",
+            {"enable_prefix_caching": False, "max_num_batched_tokens": 4096, "enforce_eager": True},
+        ),
+    ],
+)
+def test_what_the_settings_turn_is_what_vllm_is_given(words, expected):
+    config = load_config(["--model.path", "m", *words.split()])
+    assert switches(config.rollout, record("cpu")) == expected
+
+
+def test_graphs_are_refused_where_there_are_none():
+    config = load_config(["--model.path", "m", "--rollout.eager", "false"])
+    assert switches(config.rollout, record("cuda"))["enforce_eager"] is False
+    with pytest.raises(ConfigError, match=r"rollout.eager = False: on such a machine the engine has no graphs"):
+        switches(config.rollout, record("cpu"))

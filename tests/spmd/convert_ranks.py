@@ -14,7 +14,7 @@ def main() -> None:
     import torch
     from megatron.core import dist_checkpointing, parallel_state
 
-    from spmd_rl.config.config import ParallelConfig
+    from spmd_rl.config.config import ParallelConfig, TrainConfig
     from spmd_rl.distributed.layout import TrainLayout
     from spmd_rl.training.megatron_config import transformer_config
     from spmd_rl.training.model import build_model
@@ -32,7 +32,7 @@ def main() -> None:
         if parallel_state.model_parallel_is_initialized():
             end_megatron()
         start_parallel(layout, 1)
-        model = build_model(shape, layout, transformer_config(shape, layout, torch.float32, True, False))
+        model = build_model(shape, layout, transformer_config(shape, layout, torch.float32, True, TrainConfig()))
         shard = megatron_shard(shape, layout, world.rank)
         expected = {name: torch.empty(size) for name, size in shard.params.items()}
         load_shard(case["model"], shard, expected, shape)

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from deadlines import slowdown
-from promised import promised
+from promised import metric_patterns, promised
 from spmd.ranks import ROOT
 from spmd_rl.data.samples import read_samples
 from spmd_rl.patches import megatron_core, vllm
@@ -56,7 +56,6 @@ def flags(model, run_dir, **others) -> list[str]:
         "run.dir": run_dir,
         "run.platform": "cpu",
         "rollout.max_response_length": 8,
-        "rollout.cache_gib": 0.02,
         "rollout.max_sequences": 16,
         "data.max_prompt_length": 120,
         "data.eval_problems": 4,
@@ -65,6 +64,8 @@ def flags(model, run_dir, **others) -> list[str]:
         "train.steps": 2,
         "train.prompts_per_step": 4,
         "train.tokens_per_microbatch": 300,
+        "train.tokens_per_forward_microbatch": 700,
+        "train.sequences_per_microbatch": 3,
         "train.logprob_chunk_tokens": 64,
     } | others
     found = []
@@ -200,9 +201,18 @@ def test_every_patch_is_named_in_the_log(finished):
         assert here and log.count(f"patch {name}") == len(here)
 
 
+def test_the_log_says_how_many_samples_the_cache_holds(finished):
+    run_dir, _, _ = finished
+    [said] = [line for line in (run_dir / "run.log").read_text().splitlines() if line.startswith("key-value cache")]
+    # Of what is free the engine takes what the sequences need that it runs at once.
+    assert re.search(r": \d+\.\d\d [GM]iB a rank, room for 1[67] samples of \d+ tokens at once; an engine makes", said)
+
+
 def test_the_metrics_have_their_names_and_the_phases_fit_into_the_step(finished):
     *_, rows = finished
     evaluated = [name for name in promised("metrics") if name.startswith("eval/")]
+    known = [re.compile(pattern) for pattern in metric_patterns()]
+    assert {name for row in rows for name in row if not any(one.fullmatch(name) for one in known)} == set()
     assert [name for row in (rows[0], rows[-1]) for name in evaluated if name not in row] == []
     for row in rows[1:3]:
         every = set(promised("metrics")) - {*evaluated, "correction/canary_gap"}

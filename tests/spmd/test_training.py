@@ -111,8 +111,9 @@ PACKINGS = [
     (True, 4096, {}),
     (False, 4096, {}),
     (True, 40, {}),
-    (False, 40, {}),
-    (True, 4096, {"chunk": 1000, "recompute": True}),
+    (False, 40, {"recompute": "selective"}),
+    (True, 4096, {"chunk": 1000, "recompute": "full"}),
+    (True, 4096, {"recompute": "full", "recompute_layers": 1}),
 ]
 PACKED = {
     1: ("qwen2-tied", "qwen2-tied/gspo", "qwen3", "qwen2_5_vl", "qwen2_moe", "deepseek_v3", "deepseek_v3-yarn"),

@@ -52,7 +52,8 @@ def _case(case: dict, world, platform) -> dict:
         train=dataclasses.replace(
             base.train,
             logprob_chunk_tokens=case.get("chunk", 7),
-            recompute=case.get("recompute", False),
+            recompute=case.get("recompute", "none"),
+            recompute_layers=case.get("recompute_layers"),
             # The norm is computed, and the gradients stay as they are.
             clip_grad=1e9,
             # AdamW's first step, as a smooth function of the gradient.

@@ -1,5 +1,8 @@
 """MindSpeed-RL's settings: megatron_training, actor_config, critic_config, rl_config, generate_config."""
 
+from typing import get_args
+
+from spmd_rl.config.fields import Schedule
 from spmd_rl.config.foreign.foreign_row import (
     Facts,
     Program,
@@ -17,9 +20,13 @@ from spmd_rl.config.foreign.foreign_row import (
 )
 
 ESTIMATORS = {"kl": "k1", "mse": "k2", "low_var_kl": "k3", "abs": "abs", "k1": "k1", "k2": "k2", "k3": "k3"}
-SCHEDULES = {"constant": "constant", "linear": "linear", "cosine": "cosine"}
+SCHEDULES = {
+    **{name: name for name in get_args(Schedule)},
+    **{"inverse-square-root": "inverse_sqrt", "WSD": "wsd", "warmup_stable_decay": "wsd"},
+}
 _BATCH = "prompts of an optimizer step there; here the number of optimizer steps: prompts_per_step / mini-batch size"
 _MICRO = "samples there; here tokens, of every pass: samples x (longest prompt + longest response)"
+_BLOCK = "of a stage, where recompute_method is block"
 _WARMUP = "a fraction of the run there; here steps: fraction x train.steps"
 _HALF = "DIR is a Hugging Face directory, with the weights: nothing is converted"
 _DATA = (
@@ -55,6 +62,10 @@ def _source(value: Value, facts: Facts) -> Value:
     kinds = {"17k": "dapo_math_17k", "gsm8k": "gsm8k", "geo3k": "geo3k"}
     name = next((ours for part, ours in kinds.items() if part in value.lower()), "deepscaler")
     return f"configs/datasets/{name}.yaml"
+
+
+def _block(value: Value, facts: Facts) -> Value:
+    return value if facts.get("recompute_method") == "block" else None
 
 
 def _engine_experts(value: Value, facts: Facts) -> Value:
@@ -122,7 +133,8 @@ _SET = rows(
     ("num_layer_list", "parallel.layers_per_stage", "", list_of),
     ("sequence_parallel", "parallel.sequence", "true by default here"),
     ("bf16", "model.dtype", "", on("bfloat16", "float32")),
-    ("recompute_granularity", "train.recompute", "all layers, or none", lambda value, _: value == "full"),
+    ("recompute_granularity", "train.recompute", "", named({"full": "full", "selective": "selective"})),
+    ("recompute_num_layers", "train.recompute_layers", _BLOCK, _block),
     *_optimizer("critic_config", "critic"),
     ("clip_ratio", "algorithm.clip_low algorithm.clip_high"),
     ("clip_ratio_low", "algorithm.clip_low"),
@@ -154,12 +166,12 @@ _SET = rows(
     ("infer_expert_parallel_size", "rollout.data rollout.expert_parallel", _EXPERT_RANKS, _engine_experts),
     ("enable_expert_parallel", "rollout.expert_parallel", "", fixed(None)),
     ("max_num_seqs", "rollout.max_sequences", "of one engine"),
-    (
-        "gpu_memory_utilization",
-        "rollout.cache_gib",
-        "a fraction of the device there; here GiB of a rank's cache",
-        fixed(None),
-    ),
+    ("enforce_eager", "rollout.eager"),
+    ("enable_prefix_caching", "rollout.prefix_caching", "true by default here"),
+    ("max_num_batched_tokens", "rollout.max_batched_tokens", "of one step of an engine"),
+    ("npu_deterministic", "run.deterministic"),
+    ("use_deter_comp", "run.deterministic"),
+    ("gpu_memory_utilization", "rollout.memory_fraction", "of the device, for weights and cache together"),
     (
         "trust_remote_code",
         "model.trust_remote_code",
@@ -194,7 +206,8 @@ _LEFT = (
         "use_dp_batch_balance split num_workers",
     ),
     *without(
-        "train.tokens_per_microbatch holds for every pass, and no cap on samples is needed",
+        "train.tokens_per_microbatch, .tokens_per_forward_microbatch and .sequences_per_microbatch bound the passes; "
+        "without them the longest sample fits",
         "actor_forward_micro_batch_size ref_forward_micro_batch_size ref_max_packing_token_size "
         "actor_max_packing_token_size update_max_packing_token_size dynamic_max_batch_size "
         "ref_dynamic_max_batch_size actor_dynamic_max_batch_size update_dynamic_max_batch_size",
@@ -225,23 +238,22 @@ _LEFT = (
     *without("the engine's length is the longest sample", "max_model_len"),
     *without(
         "vLLM's own choice",
-        "max_num_batched_tokens num_scheduler_steps ascend_scheduler_config_enabled detokenize "
+        "num_scheduler_steps ascend_scheduler_config_enabled detokenize "
         "dtype infer_pipeline_parallel_size torchair_graph",
     ),
-    *without("NPUs and CPUs run eagerly, GPUs with graphs", "enforce_eager"),
-    *without("it is always on, and emptied whenever the weights change", "enable_prefix_caching"),
     *without(
         "there is no such switch yet",
         "swap_optimizer swap_attention reuse_fp32_param overlap_grad_reduce "
         "overlap_param_gather use_ascend_coc use_fused_swiglu use_fused_rotary_pos_emb use_cp_send_recv_overlap "
-        "recompute_activation_function recompute_norm npu_deterministic use_deter_comp use_swanlab "
+        "recompute_activation_function recompute_norm use_swanlab "
         "use_tp_pp_dp_mapping moe_router_load_balancing_type moe_aux_loss_coeff moe_alltoall_overlap_comm "
         "moe_permutation_async_comm lora_r lora_alpha lora_fusion lora_target_modules async_engine "
         "partial_rollout_max_split require_max_age_all_finished expert_map_path eplb_token_collects "
-        "eplb_token_save_path profiler_config msprobe_config multi_turn_enable tool_config_path max_tool_calls",
+        "eplb_token_save_path msprobe_config multi_turn_enable tool_config_path max_tool_calls",
     ),
-    *without("layers are recomputed all or not at all: train.recompute", "recompute_method recompute_num_layers"),
+    *without("train.recompute_layers counts them, as block does; without it all are", "recompute_method"),
     *without("layers may divide unevenly: parallel.layers_per_stage", "noop_layers"),
+    *without("run.profile.steps, .ranks, .phases and .level profile a run's steps", "profiler_config"),
     *without("long samples are split by Ulysses (all-to-all) only", "context_parallel_algo attention_mask_type"),
     *without(
         "it is a rule of reward.rules: overlong(buffer_tokens=512)",

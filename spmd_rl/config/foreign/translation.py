@@ -91,7 +91,8 @@ def _complete(done: Translation, data: str | None) -> None:
     if str(done.values.get("data.source", "")).startswith("configs/datasets/deepscaler"):
         done.values["data.empty_answers"], done.comments["data.empty_answers"] = "drop", "a few rows have none"
     lengths = [done.values.get(name) for name in ("data.max_prompt_length", "rollout.max_response_length")]
-    if all(lengths) and (done.values.get("train.tokens_per_microbatch") or 4096) < sum(filter(None, lengths)):
+    budget = done.values.get("train.tokens_per_microbatch")
+    if all(lengths) and budget and budget < sum(filter(None, lengths)):
         done.values["train.tokens_per_microbatch"] = sum(filter(None, lengths))
         done.comments["train.tokens_per_microbatch"] = "the longest sample must fit"
 

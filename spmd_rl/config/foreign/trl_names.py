@@ -121,12 +121,7 @@ _SET = rows(
     ("top_k", "rollout.top_k", "0 for all tokens", lambda value, _: max(0, value or 0)),
     ("min_p", "rollout.min_p", "", lambda value, _: value or 0.0),
     ("vllm_tensor_parallel_size", "rollout.tensor"),
-    (
-        "vllm_gpu_memory_utilization",
-        "rollout.cache_gib",
-        "a fraction of the device there; here GiB of a rank's cache",
-        fixed(None),
-    ),
+    ("vllm_gpu_memory_utilization", "rollout.memory_fraction", "of the device, for weights and cache together"),
     ("save_steps", "checkpoint.every_steps"),
     ("save_total_limit", "checkpoint.keep_last"),
     ("resume_from_checkpoint", "checkpoint.resume", "by itself", fixed(None)),

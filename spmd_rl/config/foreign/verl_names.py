@@ -121,12 +121,9 @@ _SET = rows(
     ("rollout.top_k", "rollout.top_k", "0 for all tokens, there -1", positive),
     ("rollout.max_num_seqs", "rollout.max_sequences", "of one engine"),
     ("rollout.dtype", "model.dtype", "", named({"bfloat16": "bfloat16", "float32": "float32"})),
-    (
-        "rollout.gpu_memory_utilization",
-        "rollout.cache_gib",
-        "a fraction of the device there; here GiB of a rank's cache",
-        fixed(None),
-    ),
+    ("rollout.enforce_eager", "rollout.eager"),
+    ("rollout.max_num_batched_tokens", "rollout.max_batched_tokens", "of one step of an engine"),
+    ("rollout.gpu_memory_utilization", "rollout.memory_fraction", "of the device, for weights and cache together"),
     ("val_kwargs.temperature", "evaluation.temperature"),
     ("val_kwargs.top_p", "evaluation.top_p"),
     ("val_kwargs.top_k", "evaluation.top_k", "0 for all tokens, there -1", positive),
@@ -162,8 +159,7 @@ _LEFT = (
     ),
     *without(
         "vLLM is the engine, in the same process",
-        "rollout.name rollout.mode load_format enforce_eager free_cache_engine enable_chunked_prefill "
-        "max_num_batched_tokens max_model_len",
+        "rollout.name rollout.mode load_format free_cache_engine enable_chunked_prefill max_model_len",
     ),
     *without(
         "a rule is named in reward.rules: path/to/file.py:function",

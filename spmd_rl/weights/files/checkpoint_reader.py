@@ -14,6 +14,8 @@ import torch
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 from torch.distributed.checkpoint.utils import _create_file_view
 
+from spmd_rl.errors import ConfigError
+from spmd_rl.models.model_shape import foreign_checkpoint
 from spmd_rl.models.weight_rows import Sizes
 from spmd_rl.patches.checkpoint_pickles import read_index, read_plain
 from spmd_rl.weights.files.checkpoint_layout import checkpoint_shard, chunks_of
@@ -186,6 +188,8 @@ def _check_model(checkpoint: Checkpoint, whole: Shard, shape: Sizes) -> None:
 def _read_metadata(path: Path) -> Metadata:
     if not path.is_dir():
         raise ValueError(f"{path}: no such directory")
+    if foreign := foreign_checkpoint(path, "checkpoint"):
+        raise ConfigError(foreign)
     if not is_checkpoint(path):
         lacking = CONFIG if not (path / CONFIG).is_file() else METADATA
         raise ValueError(f"{path}: no {lacking} in it; it isn't a Megatron checkpoint, or wasn't finished")
