@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from spmd_rl.config.loading import load_config
+
 HEAD = (
     "| config | greedy accuracy before | after | gained, least to most | minutes | seeds |\n|---|---|---|---|---|---|"
 )
@@ -36,11 +38,6 @@ class Result:
     """Of all steps, evaluations and start-up not counted."""
 
 
-def program(config: Path) -> str:
-    """Return the module that trains by a config: PPO has a loop of its own."""
-    return "spmd_rl.ppo" if config.name.startswith("ppo") else "spmd_rl.grpo"
-
-
 def digest(config: Path, ranks: int, overrides: Sequence[str]) -> str:
     """Return what tells runs of other settings apart."""
     text = json.dumps([config.read_text(), ranks, list(overrides)])
@@ -50,7 +47,8 @@ def digest(config: Path, ranks: int, overrides: Sequence[str]) -> str:
 def train(config: Path, seed: int, ranks: int, directory: Path, overrides: Sequence[str]) -> list[dict[str, float]]:
     """Make a run, and return the rows of its metrics; what an interrupted one left is moved aside by the run."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)]
-    command += ["-m", program(config), "--config", str(config), "--run.dir", str(directory), *overrides]
+    words = ["--config", str(config), "--run.dir", str(directory), *overrides]
+    command += ["-m", load_config(words).program, *words]
     command += ["--run.seed", str(seed), "--checkpoint.resume", "never"]
     subprocess.run(command, check=True, stdout=sys.stderr)
     return [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
