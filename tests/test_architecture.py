@@ -46,6 +46,7 @@ DOORS = {
     "math_verify": ("rewards/",),
     "huggingface_hub": ("models/hub.py",),
     "wandb": ("runlog/sinks.py",),
+    "swanlab": ("runlog/sinks.py",),
     "tensorboard": ("runlog/sinks.py",),
     "rich": ("runlog/run_log.py", "runlog/console.py", "evaluation/report.py"),
     "plotext": ("analysis/curves.py",),

@@ -11,7 +11,7 @@ from spmd_rl.config.check_data import data_problems
 from spmd_rl.config.check_hang import hang_problems, profile_problems
 from spmd_rl.config.check_model import model_problems
 from spmd_rl.config.check_reward_models import reward_model_problems
-from spmd_rl.config.config import Config
+from spmd_rl.config.config import Config, RunConfig
 from spmd_rl.config.fault_spec import fault_problems
 from spmd_rl.config.fields import knobs, range_problems
 from spmd_rl.config.loading import settings
@@ -151,6 +151,10 @@ def _rewards(config: Config) -> list[Problem]:
     return [Problem("reward.rules", weights, "every reward would be 0", way)]
 
 
+def _log_packages(run: RunConfig) -> tuple[tuple[str, bool], ...]:
+    return ("wandb", run.wandb != "off"), ("swanlab", run.swanlab != "off"), ("tensorboard", run.tensorboard)
+
+
 def _files(config: Config) -> list[Problem]:
     problems: list[Problem] = []
     for knob, path in (("model.path", config.model.path), ("model.reference_path", config.model.reference_path)):
@@ -164,7 +168,7 @@ def _files(config: Config) -> list[Problem]:
     file = next((path for path in (directory, *directory.parents) if path.exists() and not path.is_dir()), None)
     if file is not None:
         problems.append(Problem("run.dir", directory, f"{file} is a file", "name another directory"))
-    for package, wanted in (("wandb", run.wandb != "off"), ("tensorboard", run.tensorboard)):
+    for package, wanted in _log_packages(run):
         # A mere folder of that name, which wandb itself leaves behind, is found too but has no origin.
         found = importlib.util.find_spec(package) if wanted else None
         if wanted and (found is None or found.origin is None):

@@ -332,6 +332,18 @@ class RunConfig:
     """Weights & Biases: not at all, into files to upload later, or live."""
     wandb_project: str = "spmd_rl"
     """Project of the W&B run."""
+    wandb_entity: str | None = None
+    """User or team of the W&B run. null: the key's own."""
+    wandb_group: str | None = None
+    """Group of the W&B or SwanLab run, such as the seeds of one experiment."""
+    wandb_tags: tuple[str, ...] = ()
+    """Tags of the W&B or SwanLab run."""
+    swanlab: Literal["off", "offline", "online"] = "off"
+    """SwanLab: not at all, into files to upload later, or live; the package swanlab is installed by hand."""
+    swanlab_project: str = "spmd_rl"
+    """Project of the SwanLab run."""
+    swanlab_workspace: str | None = None
+    """Workspace of the SwanLab run. null: the key's own."""
     export_hf: bool = True
     """At the end, write the trained model as a Hugging Face directory into hf/, and a critic into hf_critic/."""
 

@@ -14,7 +14,20 @@ RANKS = "ranks.jsonl"
 EVALUATIONS = "evaluations"
 CHECKPOINTS = "checkpoints"
 WRITTEN_HERE = (
-    *("config.yaml", METRICS, RANKS, "run.log", SAMPLES, EVALUATIONS, "tensorboard", "wandb", "hf", "report", "hang"),
+    *(
+        "config.yaml",
+        METRICS,
+        RANKS,
+        "run.log",
+        SAMPLES,
+        EVALUATIONS,
+        "tensorboard",
+        "wandb",
+        "swanlab",
+        "hf",
+        "report",
+        "hang",
+    ),
     *(SKIPPED, CHECKPOINTS, LAUNCHES),
 )
 

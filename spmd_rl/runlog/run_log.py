@@ -29,9 +29,11 @@ from spmd_rl.runlog.console import (
 )
 from spmd_rl.runlog.launches import keep_launch, this_launch
 from spmd_rl.runlog.run_dir import EVALUATIONS, METRICS, RANKS, lost_work, set_aside, set_later_aside, way_on
-from spmd_rl.runlog.sinks import JsonLines, Sink, TensorBoard, WeightsAndBiases, require_wandb_key
+from spmd_rl.runlog.sinks import JsonLines, Sink, SwanLab, TensorBoard, WeightsAndBiases, require_wandb_key, row_key
 from spmd_rl.runlog.start_up import StartUp
 
+TABLES, TABLE_ROWS = 8, 8
+"""TensorBoard and the like are given so many tables of samples in a run, of so many rows."""
 Timed = Callable[[str], AbstractContextManager[None]]
 
 
@@ -65,6 +67,7 @@ class RunLog:
         again = resumed is not None or restarts > 0
         lost_after = resumed if resumed is not None else lost_after
         lost = lost_work(self.run_dir, lost_after) if again and lost_after is not None else (0, 0.0)
+        known = () if resumed is None else later_rows(self.run_dir, resumed)
         moved = set_aside(self.run_dir) if resumed is None else set_later_aside(self.run_dir, resumed)
         (self.run_dir / SAMPLES).mkdir(parents=True, exist_ok=True)
         launch = this_launch(world_size, resumed or 0)
@@ -79,12 +82,17 @@ class RunLog:
         self._sinks: list[Sink] = [JsonLines(self.run_dir / METRICS)]
         self._ranks = open(self.run_dir / RANKS, "a", encoding="utf-8")
         if config.run.tensorboard:
-            self._sinks.append(TensorBoard(self.run_dir / "tensorboard", resumed))
+            self._sinks.append(TensorBoard(config, self.run_dir / "tensorboard", resumed))
         self._identity: dict[str, str] = {}
-        if config.run.wandb != "off":
-            online = WeightsAndBiases(config, self.run_dir, (identity or {}).get("wandb"))
-            self._sinks.append(online)
-            self._identity["wandb"] = online.run.id
+        self._online: list[WeightsAndBiases | SwanLab] = []
+        for name, mode, sink in (
+            ("wandb", config.run.wandb, WeightsAndBiases),
+            ("swanlab", config.run.swanlab, SwanLab),
+        ):
+            if mode != "off":
+                self._online.append(sink(config, self.run_dir, (identity or {}).get(name), known))
+                self._identity[name] = self._online[-1].run.id
+        self._sinks += self._online
         self._values: dict[str, list[float]] = defaultdict(list)
         # The next row has these too.
         self._once: dict[str, float] = {}
@@ -150,6 +158,9 @@ class RunLog:
     ) -> None:
         if kind is None:
             self.note(summary(self._rows, self._evaluations, self._places(), self.failed_saves))
+            for sink in self._online:
+                if sink.sync:
+                    self.note(f"to upload it: {sink.sync}")
         else:
             self.note(cut_short(error or kind(), len(self._rows)))
             way = way_on(self.run_dir, self.config.checkpoint.resume)
@@ -273,6 +284,9 @@ class RunLog:
     def samples(self, step: int, samples: Sequence[Mapping[str, object]], show: int = 0) -> None:
         """Keep samples, as data.samples.sample_record makes them; show the first few."""
         write_samples(self.run_dir / SAMPLES / samples_file(step), samples)
+        if samples and (step in (1, steps := self.config.train.steps) or step % max(1, steps // TABLES) == 0):
+            for sink in self._sinks:
+                sink.samples(step, hidden(list(samples[:TABLE_ROWS])))
         for sample in samples[:show]:
             self.note(sample_text(sample))
 
@@ -311,7 +325,7 @@ class RunLog:
 
     def _places(self) -> dict[str, Path]:
         places = {"metrics": METRICS, "samples": SAMPLES, "evaluations": EVALUATIONS, "tensorboard": "tensorboard"}
-        places |= {"skipped": SKIPPED, "w&b": "wandb", "model": "hf", "critic": "hf_critic"}
+        places |= {"skipped": SKIPPED, "w&b": "wandb", "swanlab": "swanlab", "model": "hf", "critic": "hf_critic"}
         return {name: self.run_dir / place for name, place in places.items() if (self.run_dir / place).exists()}
 
 
@@ -346,3 +360,11 @@ def tokens_per_second(metrics: Mapping[str, float], sequences: int, world_size: 
         ("rollout/response_tps", responses, "timing/rollout"),
     )
     return {name: count / metrics[timing] for name, count, timing in rates if metrics.get(timing, 0.0) > 0}
+
+
+def later_rows(run_dir: Path, step: int) -> list[tuple[int, bool]]:
+    """Return the rows of metrics that a run wrote after a step."""
+    metrics = run_dir / METRICS
+    lines = metrics.read_text(encoding="utf-8").splitlines(keepends=True) if metrics.exists() else []
+    rows = [json.loads(line) for line in lines if line.endswith("\n")]
+    return [row_key(row["step"], row) for row in rows if row["step"] > step]

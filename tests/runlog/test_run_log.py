@@ -10,6 +10,7 @@ import time
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -26,7 +27,7 @@ from spmd_rl.distributed.terminal_lines import TerminalLines
 from spmd_rl.runlog.checkpoint_store import CheckpointStore
 from spmd_rl.runlog.console import SHOWN, TIMES, evaluation_line, step_line
 from spmd_rl.runlog.run_log import RunLog, combine, tokens_per_second
-from spmd_rl.runlog.sinks import require_wandb_key
+from spmd_rl.runlog.sinks import grouped, require_wandb_key
 from spmd_rl.runlog.start_up import StartUp
 
 CONFIG = Config(
@@ -332,23 +333,112 @@ def test_tensorboard_reads_back_what_was_logged(tmp_path):
     with RunLog(config, tmp_path / "run", 1) as log:
         with log.step(7):
             log.add("actor/entropy", 1.25)
+        log.samples(40, [SAMPLE])
     [file] = (tmp_path / "run" / "tensorboard").iterdir()
     found = {
-        (event.step, value.tag): value.tensor.float_val[0]
+        (event.step, value.tag): value.tensor
         for event in EventFileLoader(str(file)).Load()
         for value in event.summary.value
     }
-    assert found[7, "actor/entropy"] == 1.25
+    assert found[7, "actor/entropy"].float_val[0] == 1.25
+    assert b"name: small" in found[0, "config"].string_val[0]
+    assert b"| 2 + 2 | [b]4[/b] | 4 | 1.0 | correct |" in found[40, "samples"].string_val[0]
+    assert any(tag.startswith("_hparams_") for _, tag in found)
 
 
-def test_wandb_offline_needs_no_network_and_no_key(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "tag"),
+    [("e2e_tps", "speed/e2e_tps"), ("grad_norm", "run/grad_norm"), ("acc_rewards/mean", "rules/acc_rewards/mean")]
+    + [("grpo/rewards/mean", "grpo/rewards/mean"), ("grpo/acc_rewards/mean", "grpo/acc_rewards/mean")],
+)
+def test_tensorboard_has_every_name_in_a_group(name, tag):
+    assert grouped(name) == tag
+
+
+def test_wandb_offline_needs_no_network_and_no_key_and_says_how_to_upload(tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
-    config = replace(CONFIG, run=replace(CONFIG.run, wandb="offline"))
-    with RunLog(config, tmp_path / "run", 1) as log:
+    run = replace(CONFIG.run, wandb="offline", wandb_group="seeds", wandb_tags=("a", "b"), wandb_entity="us")
+    with RunLog(replace(CONFIG, run=run), tmp_path / "run", 1) as log:
         log.evaluation(0, {"eval/arithmetic/accuracy": 0.25})
         with log.step(1):
             log.add("actor/entropy", 1.25)
-    assert list((tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb"))
+        log.samples(1, [SAMPLE])
+    said = f"to upload it: wandb sync {tmp_path / 'run'}/wandb/offline-run-*"
+    assert said in capsys.readouterr().out
+    rows, run = wandb_rows(tmp_path / "run")
+    assert (run.run_group, list(run.tags), run.entity) == ("seeds", ["a", "b"], "us")
+    assert [row["step"] for row in rows] == [0, 1, 1] and "samples" in {name.partition("/")[0] for name in rows[2]}
+
+
+def leveldb_records(data, block=32768):
+    """Yield the records of a log of LevelDB, after W&B's 7 bytes: in each block checksum 4, length 2, kind 1, part."""
+    at, whole = 7, b""
+    while at + 7 <= len(data):
+        if block - at % block < 7:
+            at += block - at % block
+            continue
+        length, kind = int.from_bytes(data[at + 4 : at + 6], "little"), data[at + 6]
+        whole += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # whole, or the last part
+            yield whole
+            whole = b""
+
+
+def wandb_rows(run_dir):
+    """Return the rows of all offline runs in the order of their launches, and what the first one is called."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    files = sorted((run_dir / "wandb").glob("offline-run-*/*.wandb"), key=os.path.getmtime)
+    records = [Record.FromString(data) for path in files for data in leveldb_records(path.read_bytes())]
+    rows = [
+        {"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in record.history.item}
+        for record in records
+        if record.WhichOneof("record_type") == "history"
+    ]
+    return rows, next(record.run for record in records if record.WhichOneof("record_type") == "run")
+
+
+def test_rows_at_wandb_go_on_after_a_resume_and_none_is_there_twice(tmp_path, monkeypatch):
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    config = replace(CONFIG, run=replace(CONFIG.run, wandb="offline"))
+
+    def steps(log, *numbers):
+        for number in numbers:
+            with log.step(number):
+                log.add("actor/entropy", 1.25)
+
+    with RunLog(config, tmp_path / "run", 1) as log:
+        steps(log, 1, 2, 3)
+        identity = log.identity
+    with RunLog(config, tmp_path / "run", 1, 1, identity) as log:
+        steps(log, 2)
+        log.evaluation(2, {"eval/arithmetic/accuracy": 0.5})
+        steps(log, 3, 4)
+        assert log.identity == identity
+    rows, _ = wandb_rows(tmp_path / "run")
+    assert [row["step"] for row in rows] == [1, 2, 3, 2, 4]
+    assert rows[3]["eval/arithmetic/accuracy"] == 0.5
+    assert [row["step"] for row in rows_of(tmp_path / "run")] == [1, 2, 2, 3, 4]
+
+
+def test_swanlab_is_given_the_same_rows(tmp_path, monkeypatch, capsys):
+    calls = []
+    fake = SimpleNamespace(
+        init=lambda **words: calls.append(words) or SimpleNamespace(id="x1"),
+        log=lambda data, step: calls.append((step, data)),
+        finish=lambda: calls.append("finished"),
+        Text=str,
+    )
+    monkeypatch.setitem(sys.modules, "swanlab", fake)
+    config = replace(CONFIG, run=replace(CONFIG.run, swanlab="offline", wandb_tags=("a",)))
+    with RunLog(config, tmp_path / "run", 1) as log:
+        log.evaluation(0, {"eval/arithmetic/accuracy": 0.25})
+        log.samples(1, [SAMPLE])
+        assert log.identity == {"swanlab": "x1"}
+    assert calls[0]["mode"] == "offline" and calls[0]["tags"] == ["a"] and calls[0]["project"] == "spmd_rl"
+    assert calls[1] == (0, {"eval/arithmetic/accuracy": 0.25}) and "response: [b]4[/b]" in calls[2][1]["samples"][0]
+    assert calls[-1] == "finished" and "to upload it: swanlab sync" in capsys.readouterr().out
 
 
 def test_wandb_online_without_a_key_is_refused_before_anything_is_written(tmp_path, monkeypatch):
