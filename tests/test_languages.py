@@ -1,4 +1,4 @@
-"""Pages in two languages have the same commands, outputs and links."""
+"""Pages in two languages have the same commands and links."""
 
 import re
 from pathlib import Path
@@ -13,8 +13,9 @@ PAIRS = [
 
 
 def blocks(text: str) -> list[str]:
-    """Return the blocks of code without their comments, which are in the page's language."""
+    """Return the commands without their comments, which are in the page's language; outputs stand between bare fences."""
     found = re.findall(r"^```\w*\n.*?^```$", text, re.DOTALL | re.MULTILINE)
+    found = [block for block in found if not block.startswith("```\n")]
     return [re.sub(r" *# .*", "", block) for block in found]
 
 
