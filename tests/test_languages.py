@@ -13,7 +13,7 @@ PAIRS = [
 
 
 def blocks(text: str) -> list[str]:
-    """Return the commands without their comments, which are in the page's language; outputs stand between bare fences."""
+    """Return the commands without their comments, which are in the page's language, and without outputs."""
     found = re.findall(r"^```\w*\n.*?^```$", text, re.DOTALL | re.MULTILINE)
     found = [block for block in found if not block.startswith("```\n")]
     return [re.sub(r" *# .*", "", block) for block in found]
