@@ -388,7 +388,9 @@ def start(request, models, huggingface, scorers, tmp_path_factory):
     layouts = some(every, full)
     scoring = some([(n, *one) for n, them in SCORING.items() for one in them], full)
     packings = [(1, PACKED[1][0], cp(1), *packing) for packing in PACKINGS]
-    packings += some([(n, f, cp(n), *p) for n, them in PACKED.items() for f in them for p in PACKINGS][5:], full)
+    packings += some(
+        [(n, f, cp(n), *p) for n, them in PACKED.items() for f in them for p in PACKINGS][len(PACKINGS) :], full
+    )
     short = SHORT_TOO if full else SHORT
 
     def cases(ranks: int) -> list[Case]:
