@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,6 +15,7 @@ from spmd_rl.config.foreign.translation import read_foreign, text, translate
 from spmd_rl.config.loading import load, load_config
 from spmd_rl.config.serving import EvaluateConfig
 from spmd_rl.errors import ConfigError
+from spmd_rl.plan.__main__ import configure
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "tests" / "config" / "foreign").glob("*.yaml"))
@@ -187,3 +189,15 @@ def test_a_file_of_nobody_is_refused(tmp_path):
 def test_what_a_value_means_depends_on_what_else_a_file_sets(option, given, setting, expected):
     program = next(one for one in PROGRAMS if one.option == option)
     assert translate(program, given).values[setting] == expected
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_a_translated_file_is_planned_as_it_is_with_nothing_downloaded(file, tmp_path):
+    program, given = read_foreign(file)
+    done = translate(program, given)
+    output = tmp_path / "ours.yaml"
+    output.write_text(text(done, file))
+    options = SimpleNamespace(world_size=done.ranks, rank=None, ranks_per_node=16, device_gib=None)
+    case, aside = configure(options, ["--config", str(output)])
+    assert aside == [] and case.world_size == done.ranks
+    assert Path(case.config.model.path).parent.name == "models"
