@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 FORMATS = ("PNG", "JPEG", "WEBP")
-PLACE = "<image>"
+PLACE, VIDEO = "<image>", "<video>"
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|data:")
 _FETCHED = ("http://", "https://")
 _CHUNK_BYTES = 1 << 16
@@ -83,6 +83,8 @@ class ImageReader:
         """
         if isinstance(content, str):
             raise ValueError("data.template = plain has no place for pictures; use a chat template")
+        if any(VIDEO in message["content"] for message in content):
+            raise ValueError(f"its prompt says {VIDEO}, and no videos are shown; show pictures of it")
         places = sum(message["content"].count(PLACE) for message in content)
         directory = Path(file).parent if Path(file).is_file() else Path(file)
         pictures = pictures_of(value, directory, self.fetch if self.fetches else None)

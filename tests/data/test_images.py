@@ -113,6 +113,7 @@ def test_token_ids_grids_and_patches_are_those_of_transformers(model, tmp_path):
 
 PNG, JPEG = drawn(), drawn(kind="JPEG")
 BAD = {
+    "a video": ([PNG], "<image><video>", "its prompt says <video>, and no videos are shown"),
     "a truncated PNG": ([PNG[: len(PNG) // 2]], "<image>", "broken or cut off"),
     "a truncated JPEG": ([JPEG[: len(JPEG) // 2]], "<image>", "its end is missing"),
     "a bomb": ([bomb()], "<image>", "too large|pixels, more than"),
