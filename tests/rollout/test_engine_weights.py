@@ -246,3 +246,44 @@ def test_what_waits_for_sleep_is_neither_cache_nor_parameter_nor_buffer(model):
     model.view = model.embedding.weight[1:]
     [found] = plain_tensors(model)
     assert found is model.norm.scale
+
+
+def refresh(weights, value):
+    """Write what is not held; returns the names."""
+    weights.begin()
+    written = [name for name in weights if name not in weights.held]
+    for name in written:
+        weights[name].fill_(value)
+        weights.written(name)
+    weights.end()
+    return written
+
+
+def test_what_is_kept_is_written_once_and_outlives_a_sleep_of_packed_weights(model):
+    weights = PackedWeights(model, torch.float32)
+    weights.kept = frozenset({"linear.weight", "norm.weight"})
+    weights.release()
+    assert memory(weights) == set()
+    assert set(refresh(weights, 2.0)) == set(weights)
+    weights.release()
+    assert memory(weights) == weights.kept and (model.linear.cpu_linear._packed == 2.0).all()
+    assert set(refresh(weights, 3.0)) == set(weights) - weights.kept
+    assert all((weights[name] == 2.0).all() for name in weights.kept), "there to be proved"
+    assert (model.linear.cpu_linear._packed == 2.0).all() and (model.embedding.weight == 3.0).all()
+
+
+def test_what_is_kept_comes_back_from_the_host_where_vllm_sleeps_itself(model):
+    model.experts.map, model.dispatcher = torch.tensor([1, 0]), Dispatcher()
+    runner = SimpleNamespace(get_model=lambda: model, model_config=SimpleNamespace(dtype=torch.float32))
+    sleeping = SleepMode(Sleeper(model, False), runner)
+    weights = sleeping.weights
+    weights.kept = frozenset({"linear.weight"})
+    sleeping.sleep()
+    sleeping.wake_weights()
+    assert set(refresh(weights, 2.0)) == set(weights)
+    for value in (3.0, 4.0):
+        sleeping.sleep()
+        assert (model.linear.weight == 0.0).all()
+        sleeping.wake_weights()
+        assert set(refresh(weights, value)) == set(weights) - weights.kept
+        assert (weights["linear.weight"] == 2.0).all() and (model.embedding.weight == value).all()
