@@ -1,0 +1,52 @@
+"""The checks of a new machine run here too, and a report says what each found."""
+
+import subprocess
+import sys
+
+import pytest
+
+from spmd_rl.testing.launcher import ROOT
+from tools.bringup.__main__ import CHECKS
+from tools.bringup.outcome import _failed, attempt, expect, leave
+
+
+@pytest.mark.long
+def test_checks_pass_on_a_cpu_and_stand_in_one_report(tmp_path):
+    report = tmp_path / "report.txt"
+    command = [
+        sys.executable,
+        "-m",
+        "tools.bringup",
+        "--only",
+        "integers",
+        "fork",
+        "attention",
+        "--report",
+        str(report),
+    ]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = report.read_text()
+    assert said.startswith("cpu, ") and "torch 2" in said.splitlines()[0]
+    for name in ("integers", "fork", "attention"):
+        assert f"== {name}: pass" in said
+    assert "FAIL" not in said
+
+
+def test_each_check_is_a_file_and_a_row_of_the_page():
+    page = (ROOT / "docs" / "npu_bringup.md").read_text()
+    for name in CHECKS:
+        assert (ROOT / "tools" / "bringup" / f"{name}.py").is_file() and f"| `{name}` |" in page
+
+
+def test_what_a_library_raises_is_what_a_check_found(capsys):
+    def act():
+        raise RuntimeError("no such operator")
+
+    attempt("an operator", act)
+    expect("a sum", True)
+    assert capsys.readouterr().out == "FAIL an operator: RuntimeError: no such operator\npass a sum\n"
+    with pytest.raises(SystemExit) as ended:
+        leave()
+    assert ended.value.code == 1
+    _failed.clear()
