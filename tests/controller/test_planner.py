@@ -2,6 +2,7 @@
 
 import cProfile
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -50,6 +51,24 @@ def test_a_plan_holds_every_sample_once_within_the_budget(tickets, data_parallel
     assert sorted(seen) == sorted(by_id)
     prompts = [{by_id[i].group for i in minibatch.ids} for minibatch in plan.minibatches]
     assert sum(map(len, prompts)) == len(set().union(*prompts)), "a prompt is in two mini-batches"
+
+
+@settings(max_examples=100, deadline=None)
+@given(rollouts(), st.data(), st.integers(1, 5), st.integers(40, 300))
+def test_patches_have_a_budget_too_which_only_a_prompt_with_more_exceeds_by_itself(tickets, data, ranks, budget):
+    shown = {group: data.draw(st.sampled_from([0, 16, 64, 200])) for group in {ticket.group for ticket in tickets}}
+    seeing = [replace(ticket, patches=shown[ticket.group]) for ticket in tickets]
+    plan = plan_microbatches(seeing, ranks, 1, BUDGET, True, budget)
+    by_id = {ticket.id: ticket for ticket in seeing}
+    [minibatch] = plan.minibatches
+    assert sorted(i for rank in minibatch.microbatches for batch in rank for group in batch for i in group) == sorted(
+        by_id
+    )
+    for batch in (batch for rank in minibatch.microbatches for batch in rank):
+        assert len(batch) <= 1 or sum(by_id[group[0]].patches for group in batch) <= budget
+    assert plan_microbatches(tickets, ranks, 1, BUDGET, True, budget) == plan_microbatches(
+        tickets, ranks, 1, BUDGET, True
+    )
 
 
 def plainly(tickets, data_parallel, minibatches, budget, share):
