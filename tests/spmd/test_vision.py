@@ -64,6 +64,7 @@ def test_prompts_show_their_pictures_and_the_policy_learns(finished):
     files = sorted((finished.root / "whole" / "samples").glob("*.jsonl"))
     samples = [json.loads(line) for file in files for line in file.read_text().splitlines()]
     assert len(samples) == STEPS * 16 and all(512 in sample["prompt_ids"] for sample in samples)
+    assert sum("thumbnails" in sample for sample in samples) == STEPS * PROMPTS, "with the first sample of each prompt"
 
 
 def test_a_frozen_tower_and_its_projector_are_the_same_bits_after_training(finished):
