@@ -124,7 +124,7 @@ def run_killed(plan: Plan, run_dir: Path, window_seconds: float) -> None:
         with _launched(plan, plan.config, run_dir, "again", 0) as run:
             _require(run, plan.timeout_seconds)
     for line in (run_dir / "run.log").read_text(encoding="utf-8").splitlines():
-        if re.match(r"goes on after|loaded|lost:|torchrun has", line):
+        if re.match(r"resuming from|loaded|lost:|torchrun has", line):
             _say(f"  {line}")
 
 

@@ -1,6 +1,6 @@
 """Measure what a checkpoint costs training: `torchrun --nproc_per_node 2 tools/bench_checkpoint.py --model.path DIR`.
 
-In one run, on the same ranks and the same state, in turn: saves that are waited for, and saves beside training. Takes
+In one run, on the same ranks and the same state, in turn: saves that are waited for, and saves in the background. Takes
 the settings of spmd_rl.grpo. Prints on rank 0 how long training is kept from going on, what host memory a save takes on
 top (the proportional set size of a rank and its writers), bytes, and bytes a second.
 """
@@ -123,7 +123,7 @@ class Bench:
         return seconds, size
 
     def beside(self, number: int) -> tuple[float, float, list[float]]:
-        """A save beside training: seconds that it kept training waiting, of these at the beginning; steps' seconds."""
+        """A save in the background: seconds in which training waited, of these at the beginning; steps' seconds."""
         directory, begun = self.begin(number)
         blocked, steps = begun, []
         written = complete = False

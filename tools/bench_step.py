@@ -17,7 +17,7 @@ PHASES = (
     ("weights to vLLM", "reshard_to_infer"),
     ("rollout", "rollout"),
     ("device back", "reshard_to_train"),
-    ("waiting for graders", "non_overlap_rule_reward"),
+    ("waiting for reward workers", "non_overlap_rule_reward"),
     ("advantages, plan", "adv"),
     ("exchange", "exchange"),
     ("policy log-probs", "old_log_p"),

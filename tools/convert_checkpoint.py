@@ -194,7 +194,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
     there = commands.add_parser("to-megatron", help="a Hugging Face directory to a Megatron checkpoint")
     there.add_argument("--hf", type=Path, required=True, help="directory with config.json and *.safetensors")
-    there.add_argument("--tensor", type=int, default=1, help="ranks that share every layer")
+    there.add_argument("--tensor", type=int, default=1, help="tensor-parallel size (TP)")
     there.add_argument("--pipeline", type=int, default=1, help="stages of layers")
     there.add_argument("--expert", type=int, default=1, help="ranks that share the experts of a layer")
     there.add_argument("--expert-tensor", type=int, default=1, help="ranks that share each single expert")

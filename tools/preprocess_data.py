@@ -72,7 +72,7 @@ def _arguments() -> argparse.Namespace:
     add("--bad-rows", choices=("drop", "refuse"), default="drop", help="rows that cannot be used")
     add("--empty-answers", choices=("drop", "refuse"), default="drop", help="rows without an answer")
     add("--workers", type=int, default=os.cpu_count() or 1, help="processes; default: %(default)s")
-    add("--seed", type=int, default=1, help="of problems made on the spot, as run.seed")
+    add("--seed", type=int, default=1, help="of problems generated, as run.seed")
     add("--trust-remote-code", action="store_true", help="run Python code that comes with the tokenizer")
     return parser.parse_args()
 

@@ -31,7 +31,7 @@ PHASES = (
     ("log-probabilities before", (Phase.POLICY_LOGPROBS,)),
     ("reference", (Phase.REFERENCE_LOGPROBS,)),
     ("critic", (Phase.CRITIC_VALUES,)),
-    ("waiting for graders", ("non_overlap_rule_reward",)),
+    ("waiting for reward workers", ("non_overlap_rule_reward",)),
     ("refresh and switching", (Phase.TO_ROLLOUT, Phase.TO_TRAINING)),
     ("checkpoint", (Phase.CHECKPOINT,)),
 )

@@ -142,7 +142,7 @@ def _stated(text: str) -> str | None:
 
 
 def _normal(answer: str) -> str:
-    """5, 5.0, $5 and 5,000 / 5000 are spelled alike."""
+    """5, 5.0, $5 and 5,000 / 5000 are the same number."""
     plain = re.sub(r"[\s$,%]|\\text\{[^}]*\}|\\[!,; ]", "", answer).casefold()
     try:
         return repr(float(plain))

@@ -93,7 +93,7 @@ def _kl(algorithm: AlgorithmConfig, prompts: int) -> list[Problem]:
         met = "algorithm.kl_coefficient = 0.0 stays 0, whatever it is multiplied by"
         problems.append(Problem("algorithm.kl_control", "adaptive", met, "give it a weight to begin with, as 0.001"))
     if adaptive and not algorithm.kl_in_reward:
-        met = "it leads the weight of the divergence in the reward, and here that is in the loss"
+        met = "it leads the KL coefficient (beta) of the reward, and here that is in the loss"
         problems.append(Problem("algorithm.kl_control", "adaptive", met, "set algorithm.kl_in_reward, or take fixed"))
     samples = prompts * algorithm.samples_per_prompt
     if adaptive and MOST_KL_ERROR * samples >= algorithm.kl_horizon:
@@ -130,6 +130,6 @@ def ppo_notes(config: Config) -> list[str]:
     if algorithm.kl_control == "adaptive" and algorithm.kl_target > _FAR:
         said.append(
             f"algorithm.kl_target = {algorithm.kl_target:g}: a policy of use is seldom 1 nat a token from its "
-            "reference, so the weight of the divergence only falls; usual targets are 0.01 to 0.1"
+            "reference, so the KL coefficient only falls; usual targets are 0.01 to 0.1"
         )
     return said

@@ -23,7 +23,7 @@ from spmd_rl.config.reward_config import RewardConfig
 from spmd_rl.config.rollout_config import RolloutConfig, TopP
 from spmd_rl.platforms import names as platform_names
 
-_SIGN = "a sign of life comes once a second, and later on a machine that is full"
+_SIGN = "a heartbeat comes once a second, and later on a machine that is full"
 
 if TYPE_CHECKING:
     PlatformName = str
@@ -55,25 +55,30 @@ class ModelConfig:
 @dataclass(frozen=True)
 class ParallelConfig:
     tensor: PositiveInt = 1
-    """Ranks that share every layer in training; divides the model's heads. Prefer ranks of one machine."""
+    """Tensor-parallel size (TP) of training; divides the model's heads. Prefer ranks of one machine."""
     pipeline: PositiveInt = 1
-    """Stages of layers in training; divides the model's layers, or see layers_per_stage."""
+    """Pipeline-parallel size (PP) of training, the stages of layers; divides the model's layers, or see
+    layers_per_stage."""
     virtual: PositiveInt = 1
-    """Parts of each pipeline stage, which are not neighbours: stages wait less for each other (Megatron's virtual
+    """Parts of each pipeline stage (VPP), which are not neighbours: stages wait less for each other (Megatron's virtual
     pipeline)."""
     layers_per_stage: tuple[PositiveInt, ...] = ()
     """Layers of each stage, in the model's order, where they don't divide evenly; pipeline x virtual numbers."""
     expert: PositiveInt = 1
-    """Ranks that share the experts of a layer in training; divides the experts, and the ranks of a stage."""
+    """Expert-parallel size (EP) of training: ranks that share the experts of a layer; divides the experts, and the
+    ranks of a stage."""
     expert_tensor: PositiveInt = 1
-    """Ranks that share each single expert in training; 1 is fastest where the experts fit."""
+    """Tensor-parallel size of the experts (ETP) in training: ranks that share each single expert; 1 is fastest where
+    the experts fit."""
     context: PositiveInt = 1
-    """Ranks that share the tokens of every micro-batch in training, for long sequences; divides the model's heads."""
+    """Context-parallel size (CP) of training: ranks that share the tokens of every micro-batch, for long sequences;
+    divides the model's heads."""
     sequence: bool = True
-    """With tensor > 1, norms and residuals are split along the sequence too: less memory, same traffic."""
+    """Sequence parallelism (SP): with tensor > 1, norms and residuals are split along the sequence too: less memory,
+    same traffic."""
 
     def data(self, world_size: int) -> int:
-        """Data-parallel size: what tensor, context and pipeline leave of the ranks."""
+        """Return the data-parallel size (DP): what tensor, context and pipeline leave of the ranks."""
         return world_size // (self.tensor * self.context * self.pipeline)
 
 
@@ -104,7 +109,8 @@ class AlgorithmConfig:
     """With the loss dual_clip: on a token with a negative advantage the ratio counts at most so much
     (https://arxiv.org/abs/1912.09729)."""
     kl_coefficient: NonNegativeFloat = 0.0
-    """Weight of the divergence from the reference in the loss, or in the reward. 0: no reference model is loaded."""
+    """KL coefficient (beta): weight of the KL divergence from the reference in the loss, or in the reward. 0: no
+    reference model is loaded."""
     kl_estimator: Literal["k1", "k2", "k3", "abs", "kl", "mse", "low_var_kl"] = "k3"
     """Estimator of that divergence from samples (http://joschu.net/blog/kl-approx.html); kl, mse and low_var_kl are
     other names of k1, k2 and k3."""
@@ -167,9 +173,10 @@ class TrainConfig:
     steps: PositiveInt = 100
     """Rounds of rollout and update."""
     prompts_per_step: PositiveInt = 32
-    """Prompts in one round, over all ranks."""
+    """Batch size in prompts of one step, over all ranks; times samples_per_prompt it is the batch size in samples."""
     minibatches: PositiveInt = 1
-    """Optimizer steps per round and epoch; divides prompts_per_step. 1, and one epoch: strictly on-policy."""
+    """Mini-batches: optimizer steps per step and epoch; divides prompts_per_step. 1, and one epoch: strictly
+    on-policy."""
     epochs: PositiveInt = 1
     """Passes over a round's samples."""
     shuffle_mini_batch: bool = False
@@ -302,7 +309,7 @@ class HangConfig:
     first_seconds: PositiveFloat = 1800.0
     """Deadline of a phase that was never seen to end: kernels may be compiled in it."""
     silent_seconds: Annotated[float, Bounds(ge=3, note=_SIGN)] = 300.0
-    """A rank that gives no sign of life for so long is lost: stopped, or its node or link is gone."""
+    """A rank that sends no heartbeat for so long is lost: stopped, or its node or link is gone."""
 
 
 @dataclass(frozen=True)
@@ -365,7 +372,7 @@ class Config:
     hang: MayDiffer[HangConfig] = field(default_factory=HangConfig)
     run: MayDiffer[RunConfig] = field(default_factory=RunConfig)
     inject: MayDiffer[tuple[str, ...]] = ()
-    """Faults to suffer, to see what the run makes of them: kill:rank=1,phase=rollout,step=3 (docs/faults.md). Each
+    """Fault injection, to see what the run makes of it: kill:rank=1,phase=rollout,step=3 (docs/faults.md). Each
     strikes once."""
 
     @property

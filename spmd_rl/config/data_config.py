@@ -1,4 +1,4 @@
-"""Hold what can be set of prompts: where they come from, and how they are spelled."""
+"""Hold what can be set of prompts: where they come from, and how they are formatted."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal

@@ -1,4 +1,4 @@
-"""Faults that a run is asked to suffer: `--inject kill:rank=1,phase=rollout,step=3`, read and checked.
+"""Fault injection: `--inject kill:rank=1,phase=rollout,step=3`, read and checked.
 
     KIND:KEY=VALUE,KEY=VALUE,...          rank, phase, step, verb, doing: where; left out: anywhere, on every rank
 
@@ -177,7 +177,7 @@ def _problem(text: str, met: str, way: str, key: str = "", value: object = "") -
 
 
 def faults(config: Config) -> list[Fault]:
-    """Return all that a run is asked to suffer; the settings are checked."""
+    """Return all faults to inject into a run; the settings are checked."""
     return [read_fault(text) for text in config.inject]
 
 

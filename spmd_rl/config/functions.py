@@ -61,7 +61,7 @@ class FunctionTable(Generic[Function]):
         return set(_parameters(self.find(name)))
 
     def unknown(self, name: str) -> Sequence[Problem]:
-        """Return what is wrong with a name that is neither in the table nor spelled as a path; nothing is imported."""
+        """Return what is wrong with a name that is neither in the table nor a path; nothing is imported."""
         spelled = _SPELLED.fullmatch(name)
         bare = spelled["function"] if spelled else name
         if bare in self.functions or all(bare.rpartition(":")):

@@ -13,7 +13,7 @@ from spmd_rl.config.data_config import DatasetConfig
 from spmd_rl.config.fields import knobs, named_section, range_problems
 from spmd_rl.config.foreign.lookup import foreign_program
 from spmd_rl.config.redact import hidden
-from spmd_rl.config.shipped import find_file
+from spmd_rl.config.shipped import find_file, shipped_list
 from spmd_rl.config.yaml_file import SectionReader, read_yaml
 from spmd_rl.errors import Problem, refuse
 from spmd_rl.models.hub import hub_name
@@ -56,7 +56,7 @@ def load(kind: type[Settings], argv: list[str], needed: dict[str, str], descript
     values = SectionReader(kind, files[0] if files else "", problems).read(content or {})
     name_sections(knobs(kind), overrides, values, wants_help)
     if wants_help:
-        print_help(_build(kind, dict.fromkeys(needed, tyro.MISSING) | values), description)
+        print_help(_build(kind, dict.fromkeys(needed, tyro.MISSING) | values), f"{description}\n\n{shipped_list()}")
     if content is not None:
         missing = [name for name in needed if name not in values and name not in overrides]
         problems += [Problem(name, None, "not set", needed[name]) for name in missing]

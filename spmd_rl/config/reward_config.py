@@ -32,9 +32,11 @@ class RewardModelConfig:
 @dataclass(frozen=True)
 class RewardConfig:
     rules: dict[str, FiniteFloat] = field(default_factory=lambda: {"math_answer": 1.0})
-    """Rule -> weight; a sample's reward is the weighted sum. A rule is a name that comes with spmd_rl, or
-    file.py:function, or package.module:function, with options: --reward.rules acc 1 "overlong(buffer_tokens=512)" 1.
-    trl:file.py:function and verl:file.py:function have the signatures of TRL and verl."""
+    """Rule -> weight; a sample's reward is the weighted sum. A rule is a name (math_answer, format, exact, acc,
+    base_acc, math_17k_acc, acc_for_dapo, acc_for_ppo, math_verify_reward, strict_format, step, think_boxed, overlong,
+    length, repetition), or file.py:function, or package.module:function, with options: --reward.rules acc 1
+    "overlong(buffer_tokens=512)" 1. trl:file.py:function and verl:file.py:function have the signatures of TRL and
+    verl."""
     timeout_seconds: MayDiffer[PositiveFloat] = 10.0
     """A rule that takes longer for one sample is stopped; the sample's cause is then "timeout"."""
     first_call_seconds: MayDiffer[PositiveFloat] = 60.0

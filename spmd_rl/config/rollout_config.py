@@ -14,11 +14,13 @@ class EngineLayoutConfig:
     """Settings of how ranks make engines, which share out prompts."""
 
     tensor: MayDiffer[PositiveInt] = 1
-    """Ranks that share one inference engine. There are ranks / tensor engines, each with its own prompts."""
+    """Tensor-parallel size (TP) of the inference engines: ranks that share one. There are ranks / tensor engines, each
+    with its own prompts."""
     data: MayDiffer[PositiveInt] = 1
-    """Engines that share the experts of a mixture-of-experts model; they run in step. 1: each has all of them."""
+    """Data-parallel size (DP) of the inference engines: those that share the experts of a mixture-of-experts model;
+    they run in step. 1: each has all of them."""
     max_sequences: MayDiffer[PositiveInt | None] = None
-    """Sequences one engine runs at once. None: 64 on CPUs, 256 on accelerators."""
+    """Batch size of an engine: sequences that it runs at once. None: 64 on CPUs, 256 on accelerators."""
 
 
 @dataclass(frozen=True)

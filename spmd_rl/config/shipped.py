@@ -19,6 +19,16 @@ def shipped_names(kind: str) -> list[str]:
     return sorted(path.stem for path in (folder("configs") / kind).glob("*.yaml"))
 
 
+def shipped_list() -> str:
+    """Say what there is by name, for people who look for it in the help."""
+    templates = sorted(path.stem for path in (folder("configs") / "templates").glob("*.jinja"))
+    return (
+        f"Data sets by name (data.source): arithmetic, {', '.join(shipped_names('datasets'))}. "
+        f"Templates by name (data.template): chat, plain, {', '.join(templates)}. "
+        "Rules by name: see reward.rules below."
+    )
+
+
 def model_sizes(path: str) -> Path | None:
     """Return the shipped directory with the config.json of a model, by the last part of its path or hub name.
 

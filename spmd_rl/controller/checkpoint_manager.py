@@ -1,4 +1,4 @@
-"""Keeps a run from being lost: saves when it is time, beside training, and says where to go on. Rank 0 only."""
+"""Keeps a run from being lost: saves when it is time, in the background, and says where to go on. Rank 0 only."""
 
 import math
 import time
@@ -174,7 +174,7 @@ class CheckpointManager:
         if self._checkpoints.untidy:
             self.log.note(self._checkpoints.untidy)
         seconds = time.monotonic() - save.begun
-        self.log.note(f"step {saved.step} is saved in {saved.path} ({seconds:.1f} s, beside training)")
+        self.log.note(f"step {saved.step} is saved in {saved.path} ({seconds:.1f} s, in the background)")
 
     def _abandon(self, save: _Save, why: str) -> None:
         self._save = None

@@ -214,8 +214,8 @@ class Ranks:
     def estimate_gae(self, rewards: Mapping[int, float], beta: float) -> tuple[dict[str, Spread], dict[str, float]]:
         """Give each token of the exchanged samples its advantage and its return, from the critic's values.
 
-        `rewards`: of samples, by id. `beta`: weight of the divergence from the reference in a token's reward. Returns
-        the spread over all ranks of tokens' advantages, returns and values, and of samples' rewards and divergences;
+        `rewards`: of samples, by id. `beta`: KL coefficient, of the reference in a token's reward. Returns the
+        spread over all ranks of tokens' advantages, returns and values, and of samples' rewards and divergences;
         and metrics.
         """
         found: Estimated = self._all(Verb.ESTIMATE_GAE, self._at_home("rewards", rewards), beta=beta)

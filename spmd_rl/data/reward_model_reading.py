@@ -10,7 +10,7 @@ from spmd_rl.data.sources.prompts import Prompt
 _MARK = "spmdrlresponse"
 """Stands for a response; no template changes it."""
 _ASKED = 32
-"""About so many prompts show how all of them are spelled."""
+"""About so many prompts show how all of them are formatted."""
 
 
 @dataclass(frozen=True)

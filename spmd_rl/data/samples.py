@@ -19,7 +19,7 @@ _STEP = re.compile(r"step_(\d+)")
 def sample_record(scored: SampleReward, row: Mapping[str, Any], **kept: Any) -> dict[str, Any]:
     """Make a line: what a sample earned, its prompt's columns, and what else is `kept` (step, question, response, ...).
 
-    Columns that JSON has no spelling for (images, bytes, NaN) are left out.
+    Columns that JSON cannot hold (images, bytes, NaN) are left out.
     """
     line = {"id": scored.id} | kept
     line |= {"reward": scored.reward, "cause": scored.cause, "scores": scored.scores}

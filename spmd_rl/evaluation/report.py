@@ -69,7 +69,7 @@ def result_text(name: str, lines: Sequence[Line], seconds: float, waited_seconds
     if n > 1 and "majority_at_1" not in metrics:
         rows.append(("majority@k", "not known: the grader does not say which answer it read"))
     speed = f"{tokens / seconds:.0f} response tokens/s"
-    rows.append(("time", f"{seconds:.1f} s, {speed}, graders {waited_seconds:.1f} s after the last"))
+    rows.append(("time", f"{seconds:.1f} s, {speed}, reward workers {waited_seconds:.1f} s after the last"))
     width = max(len(name) for name, _ in rows)
     count = f"{len(lines)} questions" + (f" x {n} samples" if n > 1 else "")
     return "\n".join([f"{name}: {count}", *(f"  {name:<{width}}  {value}" for name, value in rows)])

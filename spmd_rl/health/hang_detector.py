@@ -21,7 +21,7 @@ class DeadlineExceeded:
     late_seconds: float
     """By how much, when it was seen."""
     silent: tuple[int, ...] = ()
-    """Ranks that give no sign of life."""
+    """Ranks that send no heartbeat."""
 
 
 @dataclass
@@ -40,7 +40,7 @@ class LastSeen:
 
 
 class HangDetector:
-    """A run hangs when no rank makes progress for the deadline of what it is at, or a rank gives no sign of life.
+    """A run hangs when no rank makes progress for the deadline of what it is at, or a rank sends no heartbeat.
 
     All ranks do the same verbs: one that is stuck soon keeps all others waiting, so a run in which any rank makes
     progress does not hang. Times are of one clock of the caller's, in seconds. `grading_seconds`: a deadline that is
@@ -113,7 +113,7 @@ class HangDetector:
             # What else is about to pass the same deadline went with it: a node has many ranks.
             near = {rank for rank, last in self.seen.items() if last.silent_seconds(now) > 0.75 * limit}
             ranks = tuple(sorted(near | silent.keys()))
-            reason = f"no sign of life from {ranks_named(ranks)} for {limit:g} s (hang.silent_seconds)"
+            reason = f"no heartbeat from {ranks_named(ranks)} for {limit:g} s (hang.silent_seconds)"
             return self._report_once(ranks, DeadlineExceeded(reason, max(silent.values()), ranks))
         if any(last.beat.doing == IDLE for last in self.seen.values()):
             return None

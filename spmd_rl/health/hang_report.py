@@ -28,11 +28,11 @@ class RankState:
     stalled_seconds: float
     silent_seconds: float = 0.0
     silent: bool = False
-    """It gives no sign of life."""
+    """It sends no heartbeat."""
     state: str | None = None
     """Of its process, as a rank on the same machine sees it (procfs.state); None: nobody there could look."""
     neighbours: int = 0
-    """Ranks on its machine that give signs of life."""
+    """Ranks on its machine that send heartbeats."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Diagnosis:
 def diagnose(states: Sequence[RankState]) -> Diagnosis:
     """Find the ranks that the others wait for.
 
-    First those that give no sign of life; else those that neither wait at the control group nor in a collective; else
+    First those that send no heartbeat; else those that neither wait at the control group nor in a collective; else
     those that wait elsewhere than most; else it is the network.
     """
     silent = [one for one in states if one.silent]
@@ -96,7 +96,7 @@ def _silent_reasons(silent: Sequence[RankState]) -> list[str]:
             words += _grouped(group, _silent_reason)
             continue
         words.append(
-            f"{ranks_named(_ranks(group))}: no rank on {group[0].beat.host} gives a sign of life: the node or its link "
+            f"{ranks_named(_ranks(group))}: no rank on {group[0].beat.host} sends a heartbeat: the node or its link "
             "is gone, or all its ranks are stopped"
         )
     return words
@@ -114,7 +114,7 @@ def _silent_reason(one: RankState) -> str:
         return "runs (process state R) and lets no other thread of its Python work: it is inside a call of C code"
     if one.state is not None:
         return f"sleeps (process state {one.state}) inside a call that lets no other thread of its Python work"
-    return "gives no sign of life, and others on its node do: it is stopped or gone"
+    return "sends no heartbeat, and others on its node do: it is stopped or gone"
 
 
 def _working_reason(one: RankState) -> str:
@@ -164,7 +164,7 @@ def table(states: Sequence[RankState], culprits: Sequence[int]) -> list[str]:
         who = ranks_named(_ranks(group))
         if len(group) == 1:
             who += f" ({first.beat.host}, process {first.beat.process})"
-        silent = f"; no sign of life for {max(one.silent_seconds for one in group):.0f} s" if first.silent else ""
+        silent = f"; no heartbeat for {max(one.silent_seconds for one in group):.0f} s" if first.silent else ""
         mark = "   <- look here first" if first.beat.rank in culprits else ""
         waits = " waits in" if len(group) == 1 else " wait in"
         verb = waits if first.beat.waits and not first.beat.doing.startswith(WAITS) else " in"
@@ -200,7 +200,7 @@ def report(
     shown = diagnosis.ranks[:1] or tuple(_ranks(states)[:1])
     for rank in shown:
         one = by_rank[rank]
-        old = f" {one.silent_seconds:.0f} s ago, with its last sign of life" if one.silent else ""
+        old = f" {one.silent_seconds:.0f} s ago, with its last heartbeat" if one.silent else ""
         if one.beat.stack:
             lines += ["", f"the main thread of rank {rank}{old}:", *(f"  {line}" for line in one.beat.stack[:8])]
         if one.silent and stacks.get(rank):

@@ -1,4 +1,4 @@
-"""A rank's sign of life: its status, for how long it has had it, and its main thread's stack; small, once a second."""
+"""A rank's heartbeat: its status, for how long it has had it, and its main thread's stack; small, once a second."""
 
 import faulthandler
 import linecache
@@ -31,7 +31,7 @@ STOPPED_SECONDS = 5.0
 
 
 class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The sign of life of one rank."""
+    """The heartbeat of one rank."""
 
     rank: int
     number: int

@@ -1,4 +1,4 @@
-"""Files of a report: the stacks of a rank, written by itself, or by a neighbour where it gives no sign of life."""
+"""Files of a report: the stacks of a rank, written by itself, or by a neighbour where it sends no heartbeat."""
 
 import faulthandler
 from pathlib import Path
@@ -30,7 +30,7 @@ def write_stacks(directory: Path, beat: Heartbeat) -> None:
 
 
 def examine(last: Heartbeat, post_mortem: PostMortem, directory: Path) -> dict[str, Any]:
-    """Look at a process of this machine that gives no sign of life, and write what is found."""
+    """Look at a process of this machine that sends no heartbeat, and write what is found."""
     state, beat, stack = procfs.state(last.process, last.begun), last, ""
     if state != procfs.GONE:
         beat = post_mortem.status_of(last)

@@ -1,7 +1,7 @@
 """Watches for hangs: each rank says where it is, one looks at all, and past a deadline all say why and leave.
 
 Everything happens on threads of their own and through the launcher's store, so that it works while every main thread is
-blocked in C. Rank 0 monitors the run; while its own signs of life stand still, the lowest rank that lives does.
+blocked in C. Rank 0 monitors the run; while its own heartbeats stand still, the lowest rank that lives does.
 """
 
 import contextlib
@@ -208,7 +208,7 @@ class Watchdog:
         seen = self._detector.seen
         suspects = set(exceeded.silent) | {r for r in seen if seen[r].silent_seconds(found) > _SUSPECT_SECONDS}
         neighbours: dict[str, list[int]] = {}
-        """Machine -> ranks there that give signs of life."""
+        """Machine -> ranks there that send heartbeats."""
         for rank in sorted(set(seen) - suspects):
             neighbours.setdefault(seen[rank].beat.machine, []).append(rank)
         to_examine = [

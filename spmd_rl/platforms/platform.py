@@ -112,7 +112,7 @@ class Platform:
     deterministic_environment: Mapping[str, str] = field(default_factory=dict)
     """More of `environment`, for run.deterministic."""
     forks: bool = True
-    """A process that holds its device may be copied (fork): a checkpoint is then written beside training."""
+    """A process that holds its device may be copied (fork): a checkpoint is then written in the background."""
     max_sequences: int = 256
     """What rollout.max_sequences is where it is None."""
     microbatch_tokens: int = 16384

@@ -238,7 +238,7 @@ def summary(
         facts.append(("failed", f"checkpoints not saved: {_steps(failed_saves)}"))
     facts += [(name, str(path)) for name, path in places.items()]
     width = max((len(name) for name, _ in facts), default=0)
-    return "\n".join(["", "the run in short", *(f"  {name:<{width}}  {value}" for name, value in facts)])
+    return "\n".join(["", "summary", *(f"  {name:<{width}}  {value}" for name, value in facts)])
 
 
 def _steps(steps: Sequence[float]) -> str:

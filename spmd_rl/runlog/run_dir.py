@@ -38,7 +38,7 @@ def way_on(run_dir: Path, resume: str) -> str:
     if not saved:
         return "no checkpoint is saved: the same command begins anew"
     but = ", without checkpoint.resume = never," if resume == "never" else ""
-    return f"the same command{but} goes on after step {saved[0].step}"
+    return f"the same command{but} resumes from step {saved[0].step}"
 
 
 def finished_steps(run_dir: Path) -> int:

@@ -113,7 +113,7 @@ class RunLog:
         if start_up:
             start_up.note = self.note
         if resumed is not None:
-            self.note(f"goes on after step {resumed}")
+            self.note(f"resuming from step {resumed}")
         if moved:
             what = "what an earlier run had left there" if resumed is None else f"what it had done after step {resumed}"
             self.note(f"{what} is in {moved}")

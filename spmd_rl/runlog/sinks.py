@@ -32,7 +32,7 @@ class Sink(Protocol):
 
 
 class JsonLines:
-    """One JSON object a row, on disk as soon as it is written. Numbers that JSON has no spelling for become null."""
+    """One JSON object a row, on disk as soon as it is written. Numbers that JSON cannot hold become null."""
 
     def __init__(self, path: Path) -> None:
         self.file = open(path, "a", encoding="utf-8")

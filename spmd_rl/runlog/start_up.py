@@ -11,7 +11,7 @@ REFRESH = "first refresh"
 _PHASES = (
     ("imports ", "imports"),
     ("reads the prompts", "prompts"),
-    ("starts the graders", "reward workers"),
+    ("starts the reward workers", "reward workers"),
     ("meets ", "meeting the ranks"),
     ("looks for a checkpoint", "checkpoint"),
     ("builds the model", "model"),

@@ -187,7 +187,7 @@ def start_graders(config: Config, prompt: Prompt, tokenizer: Any) -> GraderPool 
     reward = config.reward
     if not reward.rules:  # reward models alone decide
         return NullPool()
-    with doing("starts the graders"):
+    with doing("starts the reward workers"):
         limits = (reward.timeout_seconds, reward.memory_mib, reward.batch, reward.first_call_seconds)
         pool = GraderPool(reward.rules, reward.workers, *limits)
         rendered = decode(tokenizer, prompt.token_ids, special=True)

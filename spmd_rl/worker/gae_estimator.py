@@ -24,7 +24,7 @@ class GaeEstimator:
     def estimate_gae(self, rewards: Mapping[int, float], beta: float) -> Estimated:
         """Give the samples that this rank trains on the fields advantages and returns, from their values.
 
-        `rewards`: of samples, by id. `beta`: weight of the divergence from the reference in a token's reward.
+        `rewards`: of samples, by id. `beta`: KL coefficient, of the divergence from the reference in a token's reward.
         """
         valued = [one for one in self.trainer.samples.values() if "values" in one.fields]
         for one in valued:  # one without loss tokens has these fields too: it is packed with others

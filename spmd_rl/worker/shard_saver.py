@@ -183,7 +183,7 @@ class ShardSaver:
 
 
 class _Hashing(threading.Thread):
-    """Reads files again, beside training."""
+    """Reads files again, in the background."""
 
     def __init__(self, directory: Path, names: Sequence[str]) -> None:
         super().__init__(daemon=True)  # a rank that fails meanwhile does not wait for a disk that hangs

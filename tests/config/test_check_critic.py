@@ -98,7 +98,7 @@ def test_one_sample_a_prompt_is_enough_for_a_critic_alone(problems):
         (
             ADAPTIVE + "--algorithm.kl_coefficient 0.1",
             {},
-            "= adaptive: it leads the weight of the divergence in the rew",
+            "= adaptive: it leads the KL coefficient (beta) of the rew",
         ),
         (KL + ADAPTIVE + "--algorithm.kl_horizon 51.2", {}, "algorithm.kl_horizon = 51.2: a step of 256 samples could"),
         (KL + ADAPTIVE + "--algorithm.kl_target 0", {}, "algorithm.kl_target = 0.0: out of range"),

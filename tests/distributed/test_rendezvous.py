@@ -42,7 +42,7 @@ def test_an_attempt_of_fewer_ranks_may_follow():
 @pytest.mark.parametrize(("here", "named"), [(0, "ranks 1-2"), (1, "rank 0 did not come")])
 def test_who_does_not_come_is_named(here, named):
     store = dist.HashStore()
-    meet_all(store, 3)  # what these left is no sign of life
+    meet_all(store, 3)  # what these left is no heartbeat
     with pytest.raises(NobodyThere, match=named):
         agree(store, here, 3, 0.3)
 

@@ -106,7 +106,7 @@ def test_a_rank_whose_beats_stand_still_is_silent_after_its_own_deadline():
     steps = iter(range(1000))
     found, second = run.pass_(99, lambda: run.move(0, doing=str(next(steps))))
     assert second == 31 and found.silent == (2,)
-    assert "no sign of life from rank 2 for 30 s (hang.silent_seconds)" in found.reason
+    assert "no heartbeat from rank 2 for 30 s (hang.silent_seconds)" in found.reason
 
 
 def test_ranks_that_fall_silent_together_are_told_together():

@@ -44,21 +44,21 @@ def test_the_rank_that_waits_for_a_grader_is_blamed_by_rule_and_sample():
         ("S", "sleeps (process state S)"),
         ("D", "a disk or a driver does not answer"),
         (GONE, "there is no such process any more"),
-        (None, "gives no sign of life, and others on its node do"),
+        (None, "sends no heartbeat, and others on its node do"),
     ],
 )
 def test_a_silent_rank_is_blamed_by_the_state_of_its_process(state, words):
     ranks = [waiting(0), standing(1, silent=30.0, state=state), standing(2, **REWARD)]
     diagnosis = diagnose(ranks)
     assert diagnosis.ranks == (1,) and words in diagnosis.reasons[0]
-    assert "no sign of life for 30 s   <- look here first" in table(ranks, diagnosis.ranks)[0]
+    assert "no heartbeat for 30 s   <- look here first" in table(ranks, diagnosis.ranks)[0]
 
 
 def test_a_node_of_which_no_rank_lives_is_blamed_as_a_whole():
     ranks = [waiting(rank) for rank in range(16)] + [standing(r, silent=40.0, neighbours=0) for r in range(16, 24)]
     diagnosis = diagnose(ranks)
     assert diagnosis.ranks == tuple(range(16, 24))
-    assert "ranks 16-23: no rank on node2 gives a sign of life: the node or its link is gone" in diagnosis.reasons[0]
+    assert "ranks 16-23: no rank on node2 sends a heartbeat: the node or its link is gone" in diagnosis.reasons[0]
 
 
 def test_a_loop_is_told_from_a_wait_by_its_processor_time():
@@ -122,5 +122,5 @@ def test_the_report_has_the_stack_of_the_rank_to_look_at_and_what_its_signal_han
     stopped = standing(1, silent=9.0, state="R", stack=["match (re.py:1)", "main (x.py:2)"])
     text = report("why", [waiting(0), stopped], diagnose([waiting(0), stopped]), {1: dump}, "/dir", "the end")
     assert text.startswith("hang: why\n") and text.endswith("stacks of all threads of all ranks: /dir\nthe end")
-    assert "the main thread of rank 1 9 s ago, with its last sign of life:\n  match (re.py:1)" in text
+    assert "the main thread of rank 1 9 s ago, with its last heartbeat:\n  match (re.py:1)" in text
     assert "Current thread 0x2" in text and "Thread 0x1" not in text

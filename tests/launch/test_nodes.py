@@ -127,7 +127,7 @@ def test_a_dead_link_is_reported_with_the_node_or_the_ranks_at_its_ends(way, tmp
         said = []
         for line in running[0].stdout:
             said.append(line)
-            if line.startswith("step 40"):  # some signs of life later
+            if line.startswith("step 40"):  # some heartbeats later
                 break
         assert said and said[-1].startswith("step 40"), "".join(said)
         if count == 2:
@@ -151,9 +151,9 @@ def test_a_dead_link_is_reported_with_the_node_or_the_ranks_at_its_ends(way, tmp
     assert late < 5.0 * slowdown(), text
     assert re.search(r"rank(s 0-2| 0 \(.*\)) (wait )?in step \d+, update", text.replace("waits", "wait")), text
     if count == 2:
-        assert re.search(r"no sign of life from rank 1 for 6 s", text), text
+        assert re.search(r"no heartbeat from rank 1 for 6 s", text), text
         assert re.search(r"rank 1 \(node1, .*\) (waits )?in step \d+, .*<- look here first", text), text
-        assert "no rank on node1 gives a sign of life: the node or its link is gone" in text, text
+        assert "no rank on node1 sends a heartbeat: the node or its link is gone" in text, text
     else:
         assert "look here first" not in text and "a link between them is dead" in text, text
         assert "hosts: node0: rank 0; node1: rank 1; node2: rank 2" in text, text

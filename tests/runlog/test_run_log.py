@@ -73,8 +73,8 @@ def test_a_step_that_is_cut_short_leaves_no_row_and_the_log_says_so(tmp_path, ca
     ("saved", "resume", "way"),
     [
         (0, "auto", "no checkpoint is saved: the same command begins anew"),
-        (4, "auto", "the same command goes on after step 4"),
-        (4, "never", "the same command, without checkpoint.resume = never, goes on after step 4"),
+        (4, "auto", "the same command resumes from step 4"),
+        (4, "never", "the same command, without checkpoint.resume = never, resumes from step 4"),
     ],
 )
 def test_what_ended_a_run_and_where_and_how_to_go_on_are_the_last_words_of_its_log(tmp_path, saved, resume, way):
@@ -117,7 +117,7 @@ def test_the_summary_names_what_failed_and_the_steps(tmp_path, capsys):
                 log.add("reward/cause/timeout", 0.0)
             if step == 5:
                 log.save_failed(5, "step 5 could not be saved: no space left")
-    _, _, told = capsys.readouterr().out.partition("the run in short")
+    _, _, told = capsys.readouterr().out.partition("summary")
     failed = [" ".join(line.split()[1:]) for line in told.splitlines() if line.strip().startswith("failed")]
     assert failed == [
         "updates skipped: step 7",
@@ -564,7 +564,7 @@ def test_a_run_that_goes_on_keeps_what_is_before_and_sets_aside_what_came_later(
         '"step": 3' in (earlier / "metrics.jsonl").read_text() and (earlier / "samples" / "step_000003.jsonl").exists()
     )
     said = (run / "run.log").read_text()
-    assert "goes on after step 2" in said and "what it had done after step 2 is in" in said
+    assert "resuming from step 2" in said and "what it had done after step 2 is in" in said
     assert said.count("run small:") == 2
 
 

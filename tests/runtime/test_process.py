@@ -79,11 +79,11 @@ def live(settings, started):
     os.kill(os.getpid(), signal.SIGINT)
     time.sleep(60)
 
-launch(lambda arguments: 7, live, [], last_words=lambda: "; the same command goes on after step 3")
+launch(lambda arguments: 7, live, [], last_words=lambda: "; the same command resumes from step 3")
 """
     end = ended(waits)
     assert end.returncode == 128 + 2
-    assert end.stderr == "\nended by SIGINT; the same command goes on after step 3\n"
+    assert end.stderr == "\nended by SIGINT; the same command resumes from step 3\n"
 
 
 @pytest.mark.long

@@ -32,7 +32,7 @@ def live(settings, started):
         time.sleep(600)
 
 how = sys.argv[1]
-launch(configure, live, last_words=lambda: "; the same command goes on after step 3")
+launch(configure, live, last_words=lambda: "; the same command resumes from step 3")
 """
 
 
@@ -86,7 +86,7 @@ def test_an_interrupt_is_one_line_that_says_how_to_go_on(rank):
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGINT
-    assert output.replace("lives", "").strip() == "ended by SIGINT; the same command goes on after step 3"
+    assert output.replace("lives", "").strip() == "ended by SIGINT; the same command resumes from step 3"
 
 
 @pytest.mark.parametrize("how", [("--nproc_per_node", "3"), ("--standalone", "--nproc-per-node=3"), ("--nnodes=3",)])

@@ -1,4 +1,4 @@
-"""Arithmetic problems made on the spot: a task to learn that needs no file."""
+"""Generated arithmetic problems: a task to learn that needs no file."""
 
 import operator
 import random

@@ -67,7 +67,7 @@ def read_questions(
 ) -> tuple[list[Question], Reading]:
     """The questions of "train" or "eval", and what was left out; ValueError says what is wrong and which knob fixes it.
 
-    limit: how many "eval" needs; only sources that are made on the spot stop there. images: reads pictures; None: the
+    limit: how many "eval" needs; only sources that are generated stop there. images: reads pictures; None: the
     model sees none.
     """
     reading = Reading(dataset.source, BadRows(data.bad_rows))

@@ -61,7 +61,7 @@ class ForkServer:
                 chunk = b""
             if chunk == b"":
                 raise ValueError(
-                    f"reward.rules = {self._rules}: a grader process {_how_ended(self._process.wait())} while it "
+                    f"reward.rules = {self._rules}: a reward worker {_how_ended(self._process.wait())} while it "
                     "imported and prepared them; its own last words are above"
                 )
             data += chunk or b""
@@ -86,7 +86,7 @@ class ForkServer:
         try:
             self._control.sendall(REQUEST.pack(b"k", process, 0.0))
         except OSError as error:
-            raise RuntimeError(f"the graders' parent process does not answer: {error}") from error
+            raise RuntimeError(f"the reward workers' parent process does not answer: {error}") from error
 
     def end(self, process: int, patience_seconds: float) -> str:
         """Wait so long for a grader to end by itself, then kill it; returns how it ended."""
@@ -102,7 +102,7 @@ class ForkServer:
                     raise ConnectionError("it has ended")
                 data += chunk
         except OSError as error:
-            raise RuntimeError(f"the graders' parent process does not answer: {error}") from error
+            raise RuntimeError(f"the reward workers' parent process does not answer: {error}") from error
         return REPLY.unpack(data)[0]
 
     def close(self, graders: Iterable[int]) -> None:

@@ -164,7 +164,7 @@ class GraderPool:
         """Name the rule and the sample that a grader has been at for longest, and how many samples are not done."""
         oldest = self._supervisor.oldest()
         if oldest is None:
-            return "graders are being started"
+            return "reward workers are being started"
         process, task = oldest
         names = list(self._rules)
         rule = next((name for rule, name in enumerate(names) if rule not in task.results), names[-1])

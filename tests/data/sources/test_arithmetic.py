@@ -1,4 +1,4 @@
-"""Problems made on the spot."""
+"""Problems generated."""
 
 import re
 
