@@ -19,7 +19,7 @@ _PHASES = (
     ("starts vLLM", "engine"),
     ("plans the refresh", "plan of the refresh"),
 )
-"""How a rank's `doing` begins, and the name of that part of a start."""
+"""The beginning of a rank's `doing`, and the name of that part of a start."""
 
 
 class StartUp:
