@@ -4,6 +4,7 @@
 The loop is given the configuration and a session, as spmd_rl/grpo.py's is.
 """
 
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -28,11 +29,11 @@ from spmd_rl.models.model_shape import ModelShape
 from spmd_rl.platforms import current
 from spmd_rl.platforms.platform import Platform
 from spmd_rl.runlog.console import console, described
-from spmd_rl.runlog.run_dir import way_on
+from spmd_rl.runlog.run_dir import run_directory, way_on
 from spmd_rl.runlog.run_lock import RunLock
 from spmd_rl.runlog.run_log import RunLog
 from spmd_rl.runlog.start_up import StartUp
-from spmd_rl.runtime.process import Started, run, user_errors_exit, wait_for_signal
+from spmd_rl.runtime.process import Started, ends_with, run, user_errors_exit, wait_for_signal
 from spmd_rl.runtime.sources import changed_sources, sources
 from spmd_rl.runtime.startup import (
     Inputs,
@@ -91,6 +92,7 @@ class Program(Protocol):
 def main(loop: Loop, arguments: list[str] | None = None, critic: bool | None = None) -> int:
     """Train with a loop; return the exit status, which is 2 where the user can fix what is wrong.
 
+    A rank, and a file that is run and calls this at its top level, end with that status whether or not they pass it on.
     `critic`: whether the loop is for a critic's advantages (algorithm.advantage = gae); None: for any.
     """
     preemption_event()
@@ -111,7 +113,8 @@ def main(loop: Loop, arguments: list[str] | None = None, critic: bool | None = N
         for training in trainings:
             training.failed(error)
 
-    return run(prepare, live, arguments, last_words=last_words, failed=failed)
+    status = run(prepare, live, arguments, last_words=last_words, failed=failed)
+    return ends_with(status, sys._getframe(1))
 
 
 def run_rank(program: Program, started: Started) -> None:
@@ -181,7 +184,7 @@ class Training:
 
     def __init__(self, config: Config, shape: ModelShape, loop: Loop):
         self.config, self.shape, self.loop, self.platform = config, shape, loop, config.run.platform
-        self.directory = Path(config.run.dir or f"runs/{config.run.name}")
+        self.directory = run_directory(config)
         self.lock: RunLock | None = None
         self.start_up = None if rank_from_environment() else StartUp(console(config.train.steps))
 

@@ -145,15 +145,19 @@ def find_correction(algorithm: AlgorithmConfig) -> Correction:
     return CORRECTIONS.find(algorithm.correction)
 
 
-def unknown_algorithms(algorithm: AlgorithmConfig) -> list[Problem]:
-    """Return what is wrong with names that nothing has; no function of the user's is imported."""
+def chosen_functions(algorithm: AlgorithmConfig) -> list[tuple[FunctionTable[Any], str]]:
+    """Return each function that settings name, with the table of its kind."""
     # GAE is no function of rewards alone: it is computed where the values are.
     estimates: list[tuple[FunctionTable[Any], str]] = [(ADVANTAGES, algorithm.advantage)]
     if algorithm.uses_critic:
         estimates = [(VALUE_LOSSES, algorithm.value_loss)]
     chosen = [*estimates, (CURATIONS, algorithm.curation), (REDUCTIONS, algorithm.loss_reduction)]
-    chosen += [(LOSSES, algorithm.loss), (CORRECTIONS, algorithm.correction)]
-    problems = [problem for table, name in chosen for problem in table.unknown(name)]
+    return chosen + [(LOSSES, algorithm.loss), (CORRECTIONS, algorithm.correction)]
+
+
+def unknown_algorithms(algorithm: AlgorithmConfig) -> list[Problem]:
+    """Return what is wrong with names that nothing has; no function of the user's is imported."""
+    problems = [problem for table, name in chosen_functions(algorithm) for problem in table.unknown(name)]
     if algorithm.drop_uniform_groups and algorithm.curation not in ("all", "teaching"):
         met, way = "algorithm.drop_uniform_groups = true is the curation `teaching`", "leave one of the two out"
         problems.append(Problem("algorithm.curation", algorithm.curation, met, way))

@@ -90,10 +90,7 @@ def _sources(config: Config) -> list[Problem]:
     if data.mix and data.source != ARITHMETIC:
         met = "data.mix names the sources already"
         problems.append(Problem("data.source", data.source, met, "leave one of them out"))
-    named = [("data.mix", source) for source in data.mix] or [("data.source", data.source)]
-    named += [] if data.eval_source is None else [("data.eval_source", data.eval_source)]
-    named += [("evaluation.benchmarks", source) for source in config.evaluation.benchmarks]
-    for knob, text in named:
+    for knob, text in named_sources(config):
         try:
             dataset = load_dataset_config(text, knob)
         except ConfigError as error:
@@ -106,6 +103,14 @@ def _sources(config: Config) -> list[Problem]:
                 problems += [replace(problem, where=f"{knob} = {text}") for problem in error.problems]
         problems += _source(knob, text, dataset.source)
     return problems
+
+
+def named_sources(config: Config) -> list[tuple[str, str]]:
+    """Return (setting, source as it names it) of all that a run reads prompts from."""
+    data = config.data
+    named = [("data.mix", source) for source in data.mix] or [("data.source", data.source)]
+    named += [] if data.eval_source is None else [("data.eval_source", data.eval_source)]
+    return named + [("evaluation.benchmarks", source) for source in config.evaluation.benchmarks]
 
 
 def _source(knob: str, text: str, source: str) -> list[Problem]:

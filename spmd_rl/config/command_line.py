@@ -59,7 +59,7 @@ def name_sections(
 
 
 def override(config: Settings, overrides: dict[str, list[str]], problems: list[Problem]) -> Settings:
-    """Return the settings with those of the command line in place of theirs."""
+    """Return the settings with those of the command line in place of theirs, but for those with a mistake."""
     known = knobs(type(config))
     accepted: dict[str, list[str]] = {}
     for name, words in overrides.items():
@@ -73,7 +73,7 @@ def override(config: Settings, overrides: dict[str, list[str]], problems: list[P
     except SystemExit:  # tyro stops at the first mistake; one by one finds them all
         for name, words in accepted.items():
             try:
-                _tyro(_words(name, words), config)
+                config = _tyro(_words(name, words), config)
             except SystemExit:
                 given = " ".join(overrides[name]) or "nothing"
                 what = describe(known[known_as(name, known)])

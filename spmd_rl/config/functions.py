@@ -1,5 +1,6 @@
 """Functions that a setting names: one of a table, or the user's own by import path, each with options."""
 
+import ast
 import importlib
 import importlib.util
 import inspect
@@ -107,6 +108,28 @@ class FunctionTable(Generic[Function]):
             raise self.unusable(spelled, tried, reason)
         return cast(Function, own)
 
+    def in_file(self, name: str) -> Sequence[Problem]:
+        """Return what the file of a name such as path/to/file.py:function tells when it is read, and not run."""
+        spelled = _SPELLED.fullmatch(name)
+        source, _, function = (spelled["function"] if spelled else name).rpartition(":")
+        adapter, _, rest = source.partition(":")
+        path = os.path.abspath(rest if adapter in self.adapters else source)
+        if not source or not function or not path.endswith(".py"):
+            return ()
+        tried = f"loaded the file {path}"
+        if not os.path.isfile(path):
+            return self.unusable(name, tried, "there is no such file").problems
+        try:
+            with open(path, "rb") as file:
+                have = _top_names(ast.parse(file.read(), os.path.basename(path)))
+        except (SyntaxError, ValueError, OSError) as error:
+            return self.unusable(name, tried, f"{type(error).__name__}: {error}").problems
+        if have is None or function in have:
+            return ()
+        public = sorted(name for name, defined in have.items() if defined and not name.startswith("_"))
+        reason = f"it has no function {function!r} (it has: {', '.join(public) or 'none'})"
+        return self.unusable(name, tried, reason).problems
+
     def _read_options(self, name: str, text: str) -> dict[str, Option]:
         options: dict[str, Option] = {}
         for option in filter(None, (part.strip() for part in text.split(","))):
@@ -159,6 +182,25 @@ def _read_value(text: str) -> Option:
         except ValueError:
             pass
     return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'" else text
+
+
+def _top_names(tree: ast.Module) -> dict[str, bool] | None:
+    """Return the names that a file gives a value, and whether they are defined as functions; None: running it tells."""
+    found: dict[str, bool] = {}
+    todo: list[ast.AST] = list(tree.body)
+    while todo:
+        part = todo.pop()
+        if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found[part.name] = True
+        elif isinstance(part, ast.alias):
+            found[part.asname or part.name.partition(".")[0]] = False
+        elif isinstance(part, ast.Name):
+            found.setdefault(part.id, False)
+            if part.id in ("globals", "exec", "setattr", "vars"):
+                return None
+        if not isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
+            todo += ast.iter_child_nodes(part)
+    return None if {"*", "__getattr__"} & found.keys() else found
 
 
 def _load_file(path: str) -> ModuleType:

@@ -27,14 +27,15 @@ Every setting below can stand in a YAML file, section by section, and on the com
 """
 
 
-def load_config(argv: list[str]) -> Config:
+def load_config(argv: list[str], problems: list[Problem] | None = None) -> Config:
     """Return the run that `--config FILE` and overrides such as `--train.steps 2` describe.
 
     Raises ConfigError with all problems: unknown keys with the nearest known name, values of a wrong type, ...
-    `--help` prints every setting with the file's values as defaults, and exits.
+    `--help` prints every setting with the file's values as defaults, and exits. `problems`: they are added to it
+    instead, and what they are of has its default.
     """
     needed = {"model.path": "name a Hugging Face model directory in the file or with --model.path DIR"}
-    config = load(Config, argv, needed, DESCRIPTION)
+    config = load(Config, argv, needed, DESCRIPTION, problems)
     if config.run.name:
         return config
     # Of the command alone: every rank of every launch, and the same command tomorrow, find the same directory.
@@ -42,10 +43,17 @@ def load_config(argv: list[str]) -> Config:
     return dataclasses.replace(config, run=dataclasses.replace(config.run, name=name))
 
 
-def load(kind: type[Settings], argv: list[str], needed: dict[str, str], description: str) -> Settings:
+def load(
+    kind: type[Settings],
+    argv: list[str],
+    needed: dict[str, str],
+    description: str,
+    found: list[Problem] | None = None,
+) -> Settings:
     """Return any dataclass of settings, as load_config does.
 
     `needed`: text settings without a default, and the way out where one is not set. `description`: for `--help`.
+    `found`: as load_config's problems.
     """
     problems: list[Problem] = []
     files, overrides, wants_help = split_words(argv, problems)
@@ -61,7 +69,10 @@ def load(kind: type[Settings], argv: list[str], needed: dict[str, str], descript
         missing = [name for name in needed if name not in values and name not in overrides]
         problems += [Problem(name, None, "not set", needed[name]) for name in missing]
     config = override(_build(kind, dict.fromkeys(needed, "") | values), overrides, problems)
-    refuse(problems)
+    if found is None:
+        refuse(problems)
+    else:
+        found += problems
     return config
 
 

@@ -8,6 +8,11 @@ def size_from_environment() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
+def local_size_from_environment() -> int:
+    """Return the number of ranks on this node; 1 without torchrun."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
 def rank_from_environment() -> int:
     """Return this process's rank; 0 without torchrun."""
     return int(os.environ.get("RANK", "0"))

@@ -26,11 +26,12 @@ def is_hub_model(path: str) -> bool:
     return not os.path.exists(path) and not os.path.isdir(path.partition("/")[0]) and bool(_NAME.fullmatch(path))
 
 
-def local_directory(path: str, knob: str) -> str:
+def local_directory(path: str, knob: str, weights: bool = True) -> str:
     """Return the directory of a model: its path, or where the hub's model of that name is, downloaded where it is not.
 
     One process of a machine downloads, the others wait for it. What is in the cache is taken without asking the hub, so
-    that a run goes on from what it began with. Raises ConfigError; `knob`: the setting that names the model.
+    that a run goes on from what it began with. Raises ConfigError; `knob`: the setting that names the model. `weights`
+    False: without them, where they are not here.
     """
     if not is_hub_model(path):
         return path
@@ -44,8 +45,9 @@ def local_directory(path: str, knob: str) -> str:
             cached = snapshot_download(name, revision=revision, local_files_only=True)
             if _is_whole(Path(cached)):
                 return cached
+        left_out = _LEFT_OUT if weights else [*_LEFT_OUT, "*.safetensors"]
         try:
-            return snapshot_download(name, revision=revision, allow_patterns=_FILES, ignore_patterns=_LEFT_OUT)
+            return snapshot_download(name, revision=revision, allow_patterns=_FILES, ignore_patterns=left_out)
         except Exception as error:  # whatever a network, a proxy or a full disk makes of it
             first = (str(error).strip() or type(error).__name__).splitlines()[0]
             met = f"no directory here, and it could not be downloaded from the Hugging Face hub ({first})"

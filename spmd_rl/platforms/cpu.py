@@ -12,6 +12,8 @@ from spmd_rl.platforms.platform import Platform, lazily
 if TYPE_CHECKING:
     from spmd_rl.models.model_shape import ModelShape
 
+HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+"""Sizes of attention heads that vLLM's kernels for CPUs are compiled for."""
 # The sizes of a latent that vLLM's kernel of latent attention is compiled for, and its blocks.
 _LATENT = {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
 _LATENT_BLOCK_TOKENS = 16
@@ -55,6 +57,10 @@ def _trim_heap() -> None:
 def _engine_model_options(model_path: str, shape: ModelShape, block_tokens: int, knob: str) -> dict[str, object]:
     """Return the blocks that were asked for, or what vLLM's latent attention needs on a CPU."""
     if shape.mla is None:
+        if shape.head_dim not in HEAD_SIZES:
+            met = f"its attention heads have {shape.head_dim} values, and vLLM on a CPU computes those of "
+            met += f"{', '.join(map(str, HEAD_SIZES))} only"
+            raise ConfigError(Problem(knob, model_path, met, "use such a model, or another platform"))
         return {"block_size": block_tokens}
     found = {"kv_lora_rank": shape.mla.kv_rank, "qk_rope_head_dim": shape.mla.rope_dim}
     if found != _LATENT:

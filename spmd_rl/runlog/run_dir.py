@@ -3,9 +3,10 @@
 import json
 from pathlib import Path
 
-from spmd_rl.config.config import CheckpointConfig
+from spmd_rl.config.config import CheckpointConfig, Config
 from spmd_rl.config.loading import read_settings
 from spmd_rl.data.samples import SAMPLES, SKIPPED, samples_step
+from spmd_rl.errors import Problem
 from spmd_rl.runlog.checkpoint_store import CheckpointStore
 from spmd_rl.runlog.launches import LAUNCHES
 
@@ -39,6 +40,22 @@ def way_on(run_dir: Path, resume: str) -> str:
         return "no checkpoint is saved: the same command begins anew"
     but = ", without checkpoint.resume = never," if resume == "never" else ""
     return f"the same command{but} resumes from step {saved[0].step}"
+
+
+def run_directory(config: Config) -> Path:
+    """Return the directory that a run writes to."""
+    return Path(config.run.dir or f"runs/{config.run.name}")
+
+
+def finished_problem(run_dir: Path, resume: str) -> Problem | None:
+    """Return the problem that a run which begins anew would move a finished one; `resume`: checkpoint.resume."""
+    steps = finished_steps(run_dir)
+    if not steps:
+        return None
+    own = "give this one a run.name or run.dir of its own"
+    anew = "or begin anew with checkpoint.resume = never, which moves what is there into earlier/"
+    way = f"{own}, {anew}" if resume == "auto" else own
+    return Problem("run.dir", run_dir, f"it holds a finished run of {steps} steps", way)
 
 
 def finished_steps(run_dir: Path) -> int:

@@ -115,6 +115,24 @@ class RunLock:
         return holder is not None and (holder.machine, holder.process) == (self._me.machine, self._me.process)
 
 
+def holder_here(run_dir: Path) -> Problem | None:
+    """Return the problem that a run of this machine is in a directory, and does not end within a moment."""
+    until = time.monotonic() + HERE_SECONDS
+    while True:
+        try:
+            with (run_dir / LOCK).open("rb") as file:
+                holder = _holder(file.fileno())
+        except OSError:
+            return None
+        if holder is None or holder.machine != _machine():
+            return None
+        if procfs.state(holder.process, holder.began) == procfs.GONE:
+            return None
+        if time.monotonic() > until:
+            return _taken(run_dir, holder).problems[0]
+        time.sleep(_LOOK_SECONDS)
+
+
 def _taken(run_dir: Path, holder: Holder | None) -> ConfigError:
     who = f": process {holder.process} on {holder.host}, since {holder.since}" if holder is not None else ""
     met = f"another run is in it{who}"

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import wraps
+from types import FrameType
 from typing import NoReturn, TypeVar
 
 from spmd_rl.config.redact import hide_in
@@ -230,6 +231,34 @@ def hiding_secrets(act: Callable[[Settings], str | None]) -> Callable[[Settings]
             raise
 
     return acting
+
+
+class _StatusAtEnd:
+    """End the interpreter with a status that its file did not pass on to sys.exit."""
+
+    status = 0
+
+    def __call__(self) -> None:
+        if self.status:
+            for stream in (sys.stdout, sys.stderr):
+                with suppress(OSError, ValueError):
+                    stream.flush()
+            os._exit(self.status)
+
+
+_at_end = _StatusAtEnd()
+atexit.register(_at_end)  # before others: what is registered first is done last
+
+
+def ends_with(status: int, caller: FrameType) -> int:
+    """Return a program's status, with which the interpreter is to end also where `caller` drops it.
+
+    That holds in a rank, and in a file that is run and calls at its top level: another caller has its own way to end.
+    """
+    top = caller.f_globals.get("__name__") == "__main__" and caller.f_code.co_name == "<module>"
+    if top or "TORCHELASTIC_RUN_ID" in os.environ:
+        _at_end.status = status
+    return status
 
 
 def silence_libraries() -> None:

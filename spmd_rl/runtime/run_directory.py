@@ -9,7 +9,7 @@ from spmd_rl.distributed.gather import gather
 from spmd_rl.distributed.world import World
 from spmd_rl.errors import ConfigError, Problem, refuse
 from spmd_rl.health.hang_exit import to_stderr
-from spmd_rl.runlog.run_dir import finished_steps
+from spmd_rl.runlog.run_dir import finished_problem
 from spmd_rl.runlog.run_lock import RunLock
 
 
@@ -32,11 +32,7 @@ def keep_finished(config: Config, run_dir: Path, world: World) -> None:
     """
     problem = None
     if world.rank == 0 and config.checkpoint.resume != "never" and not world.begun():
-        if steps := finished_steps(run_dir):
-            own = "give this one a run.name or run.dir of its own"
-            anew = "or begin anew with checkpoint.resume = never, which moves what is there into earlier/"
-            way = f"{own}, {anew}" if config.checkpoint.resume == "auto" else own
-            problem = Problem("run.dir", run_dir, f"it holds a finished run of {steps} steps", way)
+        problem = finished_problem(run_dir, config.checkpoint.resume)
     _refuse_together(problem, world)
 
 

@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from spmd_rl.algorithms.table import unknown_algorithms
-from spmd_rl.config.check import check
 from spmd_rl.config.check_critic import read_critic
 from spmd_rl.config.check_reward_models import read_reward_shape, reward_model_knob
 from spmd_rl.config.config import GAE, Config
@@ -22,7 +20,6 @@ from spmd_rl.data.reward_model_reading import Reader, make_reader
 from spmd_rl.data.sources.order import PromptOrder
 from spmd_rl.data.sources.prompts import Prompt, load_dataset, load_prompts
 from spmd_rl.data.tokens import decode, load_tokenizer, same_tokens
-from spmd_rl.distributed.environment import size_from_environment
 from spmd_rl.distributed.status import doing
 from spmd_rl.errors import ConfigError, Problem, refuse
 from spmd_rl.evaluation.benchmark import Benchmark
@@ -30,7 +27,7 @@ from spmd_rl.models.model_shape import ModelShape, read_model_shape
 from spmd_rl.rewards.grading.null_pool import NullPool
 from spmd_rl.rewards.grading.pool import GraderPool
 from spmd_rl.rewards.reward_sample import of_answer
-from spmd_rl.runlog.sinks import require_wandb_key
+from spmd_rl.runtime.preflight import preflight
 
 _REFERENCE = "model.reference_path"
 
@@ -57,13 +54,13 @@ def configure(arguments: list[str], critic: bool | None = None) -> tuple[Config,
 
     Raises ValueError that lists all that can be wrong before any rank has met another.
     """
-    config = with_machine_sizes(with_local_models(load_config(arguments)))
-    shape = read_model_shape(config.model.path)
-    problems = _other_program(config) if critic not in (None, config.algorithm.uses_critic) else []
-    refuse([*problems, *check(config, size_from_environment(), shape), *unknown_algorithms(config.algorithm)])
-    if config.run.wandb == "online":
-        require_wandb_key()
-    return config, shape
+    problems: list[Problem] = []
+    config = load_config(arguments, problems)
+    problems += _other_program(config) if critic not in (None, config.algorithm.uses_critic) else []
+    shape, problems = preflight(config, problems)
+    refuse(problems)
+    assert shape is not None
+    return with_machine_sizes(with_local_models(config)), shape
 
 
 def _other_program(config: Config) -> list[Problem]:

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spmd_rl.config.redact import hidden
+from spmd_rl.errors import refuse
+from spmd_rl.runtime.preflight import directory_problems
 from spmd_rl.runtime.process import INCOMPLETE, USER_ERROR, silence_libraries, user_errors_exit
 from spmd_rl.runtime.startup import configure
 
@@ -72,16 +74,21 @@ def check(words: Sequence[str]) -> None:
     at = next((at for at, word in enumerate(words[:-1]) if word in ("-m", "--module")), None)
     if at is None or words[at + 1] not in CHECKED:
         return
-    ranks = _number(words[:at], "nproc_per_node") * _number(words[:at], "nnodes")
+    here = _number(words[:at], "nproc_per_node")
+    ranks = here * _number(words[:at], "nnodes")
     if ranks < 1:  # gpu, auto, 1:4: torchrun alone knows how many that is
         return
-    before = os.environ.get("WORLD_SIZE")
-    os.environ["WORLD_SIZE"] = str(ranks)
+    sizes = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(here)}
+    before = {name: os.environ.pop(name) for name in sizes if name in os.environ}
+    os.environ |= sizes
     try:
-        CHECKED[words[at + 1]](list(words[at + 2 :]))
+        config, _ = CHECKED[words[at + 1]](list(words[at + 2 :]))
+        if ranks == here:
+            refuse(directory_problems(config))
     finally:
-        os.environ.pop("WORLD_SIZE")
-        os.environ |= {} if before is None else {"WORLD_SIZE": before}
+        for name in sizes:
+            del os.environ[name]
+        os.environ |= before
     print(f"{words[at + 1]}: the settings are right; starting {ranks} rank{'s' * (ranks > 1)}", flush=True)
 
 

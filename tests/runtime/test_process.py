@@ -86,6 +86,22 @@ launch(lambda arguments: 7, live, [], last_words=lambda: "; the same command res
     assert end.stderr == "\nended by SIGINT; the same command resumes from step 3\n"
 
 
+@pytest.mark.parametrize(
+    "call, rank, status",
+    [
+        ("main(print, [])", {}, 2),
+        ("sys.exit(main(print, []))", {}, 2),
+        ("def own(): main(print, [])\nown()", {}, 0),
+        ("def own(): main(print, [])\nown()", {"TORCHELASTIC_RUN_ID": "1"}, 2),
+        ("main(print, ['--help'])", {}, 0),
+    ],
+)
+def test_a_file_that_drops_the_status_of_its_loop_ends_with_it(call, rank, status):
+    end = ended(f"import sys\nfrom spmd_rl.api import main\n{call}", **rank)
+    assert end.returncode == status, end.stderr
+    assert status == 0 or "spmd_rl cannot start:\nmodel.path: not set" in end.stderr
+
+
 @pytest.mark.long
 def test_a_signal_that_a_thread_of_a_library_takes_ends_a_program_too():
     blocked = """

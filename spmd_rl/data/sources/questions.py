@@ -76,9 +76,9 @@ def read_questions(
         own = DatasetConfig(dataset.source, system=dataset.system)
         made = _made(dataset, data, seed, split, limit, reading.notes)
         located: Iterable[Located] = (Located(i, i, dataset.source, row) for i, row in enumerate(made))
-        columns = _Columns(own, data, template)
+        columns = Columns(own, data, template)
     else:
-        columns = _Columns(dataset, data, template, images)
+        columns = Columns(dataset, data, template, images)
         located = read_rows(
             dataset.source,
             reading.bad,
@@ -159,7 +159,7 @@ def _arithmetic(dataset: DatasetConfig, data: DataConfig) -> ArithmeticConfig:
     return replace(data.arithmetic, **dataset.options)
 
 
-class _Columns:
+class Columns:
     """The columns of one source, as its rows are read."""
 
     def __init__(self, dataset: DatasetConfig, data: DataConfig, template: Template, images: ImageReader | None = None):
@@ -348,7 +348,7 @@ def _is_message(value: Any) -> bool:
 
 
 def _without_empty_answers(
-    columns: _Columns, data: DataConfig, questions: list[Question], reading: Reading
+    columns: Columns, data: DataConfig, questions: list[Question], reading: Reading
 ) -> list[Question]:
     empty = [question.index for question in questions if not question.answer]
     if not empty:
