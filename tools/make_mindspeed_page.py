@@ -35,10 +35,11 @@ def page(text: str) -> str:
     return before + BEGIN + "\n" + glossary() + "\n" + END + rest.partition(END)[2]
 
 
-def main() -> None:
+def write() -> None:
+    """Make the page anew."""
     PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
     print(PAGE)
 
 
 if __name__ == "__main__":
-    main()
+    write()

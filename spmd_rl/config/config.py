@@ -241,6 +241,12 @@ class TrainConfig:
     activations. None: all."""
 
     @property
+    def microbatch_tokens(self) -> int:
+        """Return tokens_per_microbatch of a run, which has one (config/machine_sizes.py)."""
+        assert self.tokens_per_microbatch is not None
+        return self.tokens_per_microbatch
+
+    @property
     def recomputes(self) -> str:
         """Return none, selective or full."""
         return {"True": "full", "False": "none"}.get(self.recompute, self.recompute)

@@ -19,7 +19,7 @@ class RewardModels:
 
     def __init__(self, config: Config, data_parallel: int, share_prompts: bool):
         self.models = config.reward.models
-        self.default_budget = config.train.tokens_per_microbatch
+        self.default_budget = config.train.microbatch_tokens
         self.data_parallel, self.share_prompts = data_parallel, share_prompts
         self.seen = {name: Moments() for name, model in self.models.items() if model.normalize == "running"}
 

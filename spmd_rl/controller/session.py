@@ -202,7 +202,7 @@ class Step:
                 tickets,
                 context.data_parallel,
                 train.minibatches,
-                train.tokens_per_microbatch,
+                train.microbatch_tokens,
                 context.share_prompts,
                 train.patches_per_microbatch,
                 train.sequences_per_microbatch,

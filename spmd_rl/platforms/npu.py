@@ -9,12 +9,12 @@ from glob import glob
 from importlib import metadata
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from packaging.version import Version
 
 from spmd_rl.platforms.attention_layout import Attend, AttentionLayout
-from spmd_rl.platforms.platform import Platform, lazily
+from spmd_rl.platforms.platform import Platform, Profile, lazily
 
 if TYPE_CHECKING:
     import torch
@@ -59,7 +59,7 @@ def _environment() -> dict[str, str]:
     return {"TORCH_NPU_DEVICE_CAPABILITY": "8.0"} if installed >= Version(_READS_CAPABILITY) else {}
 
 
-def _profiler(shapes: bool, stacks: bool, memory: bool) -> Any:
+def _profiler(shapes: bool, stacks: bool, memory: bool) -> Profile:
     """Return torch_npu's profiler, of the host and of the die."""
     from torch_npu.profiler import ProfilerActivity, profile
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from spmd_rl.errors import ConfigError, Problem
 
@@ -37,7 +37,19 @@ def torch_rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> tor
     return F.rms_norm(x, (x.shape[-1],), weight, epsilon)
 
 
-def torch_profiler(shapes: bool, stacks: bool, memory: bool) -> Any:
+class Profile(Protocol):
+    """Stand for a profiler, torch's or one like it."""
+
+    def __enter__(self) -> Profile: ...
+
+    def __exit__(self, *raised: object) -> object: ...
+
+    def export_chrome_trace(self, path: str) -> object:
+        """Write what was recorded."""
+        ...
+
+
+def torch_profiler(shapes: bool, stacks: bool, memory: bool) -> Profile:
     """Return torch's profiler, of the host and of what else torch sees here."""
     from torch.profiler import profile
 
@@ -124,8 +136,8 @@ class Platform:
     engine_model_options: Callable[[str, ModelShape, int, str], dict[str, object]] = lambda *model: {}
     """(a model's directory, its shape, rollout.block_tokens, the setting that names the directory) -> more of them.
     Raises ConfigError where vLLM has no kernels for it."""
-    profiler: Callable[[bool, bool, bool], Any] = torch_profiler
-    """(shapes, stacks, memory) -> a context manager that can export_chrome_trace(file)."""
+    profiler: Callable[[bool, bool, bool], Profile] = torch_profiler
+    """(shapes, stacks, memory) -> a profile of what is done inside of it."""
     engine_graphs: bool = True
     """The engine can run a device's graphs (rollout.eager)."""
     engine_sleeps: bool = True

@@ -71,7 +71,7 @@ def transformer_config(
     return config
 
 
-def _recomputed(train: TrainConfig) -> dict[str, Any]:
+def _recomputed(train: TrainConfig) -> dict[str, str | int | None]:
     if train.recomputes != "full":
         return {"recompute_granularity": "selective" if train.recomputes == "selective" else None}
     method = "block" if train.recompute_layers else "uniform"

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from spmd_rl.config.check_critic import read_critic
 from spmd_rl.config.check_reward_models import read_reward_shape
@@ -103,7 +104,7 @@ def rank_bytes(
         )
     judges = {}
     for name, model in config.reward.models.items():
-        if judge := _shape(lambda name=name, model=model: read_reward_shape(name, model), train):
+        if judge := _shape(partial(read_reward_shape, name, model), train):
             shard = megatron_shard(judge, train.suited_to(judge.layers), rank)
             judges[name] = shard.elements * BYTES[model.dtype or config.model.dtype]
     return RankBytes(

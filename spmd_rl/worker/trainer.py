@@ -137,7 +137,7 @@ class Trainer:
     def forward_packs(self) -> list[Packed]:
         """Return the micro-batches of passes without gradients: those of training, several of them laid out as one."""
         train, packs = self.config.train, [pack for packs in self.packs for pack in packs]
-        together = (train.tokens_per_forward_microbatch or 0) // (train.tokens_per_microbatch or 1)
+        together = (train.tokens_per_forward_microbatch or 0) // train.microbatch_tokens
         if together < 2 or not packs:
             return packs
         # The same number on each rank, or those that share experts would wait for each other.

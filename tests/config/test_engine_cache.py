@@ -1,4 +1,4 @@
-"""How large an engine's key-value cache is, and what is said of it."""
+"""The size of an engine's key-value cache, and what is said of it."""
 
 from pathlib import Path
 from types import SimpleNamespace
