@@ -137,7 +137,8 @@ class Trainer:
     def forward_packs(self) -> list[Packed]:
         """Return the micro-batches of passes without gradients: those of training, several of them laid out as one."""
         train, packs = self.config.train, [pack for packs in self.packs for pack in packs]
-        together = (train.tokens_per_forward_microbatch or 0) // train.microbatch_tokens
+        larger = train.tokens_per_forward_microbatch
+        together = larger // train.microbatch_tokens if larger else 1
         if together < 2 or not packs:
             return packs
         # The same number on each rank, or those that share experts would wait for each other.
