@@ -1,6 +1,7 @@
 """Patches: applied where they say, refused outside their versions, without effect on anybody else in the process."""
 
 import dataclasses
+import os
 import subprocess
 import sys
 
@@ -130,3 +131,20 @@ def test_the_norm_of_many_tensors_is_theirs_without_waiting_for_each():
         norm, per_tensor = patch.make(None)(65536, None, [tensors], False)
     assert waits.count == 0 and per_tensor is None and norm.shape == (1,)
     assert norm.item() == pytest.approx(torch.cat(tensors).norm().item())
+
+
+@pytest.mark.parametrize(("platform", "package", "installed"), [("npu", "vllm", "0.23.0"), ("cuda", "vllm", "0.32.1")])
+def test_a_second_group_of_engines_counts_its_ranks_from_its_own_first(monkeypatch, platform, package, installed):
+    from packaging.specifiers import SpecifierSet
+
+    [patch] = [one for one in vllm.PATCHES if one.make is vllm.rank_within_group and one.meets(platform)]
+    assert patch.package == package and SpecifierSet(patch.versions).contains(installed)
+    asked = []
+
+    class Group:
+        distributed_executor_backend = "external_launcher"
+        tensor_parallel_size, pipeline_parallel_size, data_parallel_size = 2, 1, 4
+
+    monkeypatch.setenv("RANK", "13")
+    patch.make(lambda self: asked.append(os.environ["RANK"]))(Group())
+    assert asked == ["5"] and os.environ["RANK"] == "13"

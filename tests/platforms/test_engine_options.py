@@ -60,3 +60,8 @@ def test_other_latents_are_refused_on_a_cpu_by_the_names_of_the_models_fields(sh
 def test_other_models_on_a_cpu_have_the_blocks_that_were_asked_for(shape_of):
     shape = dataclasses.replace(shape_of(), mla=None)
     assert model_options("m", shape, 64, CPU)["block_size"] == 64
+
+
+def test_experts_on_gpus_run_on_kernels_that_leave_weights_as_a_refresh_writes_them(shape_of):
+    # FlashInfer's, which Blackwell gets by default, shuffle them.
+    assert model_options("m", shape_of(), 32, CUDA) == {"enable_sleep_mode": True, "moe_backend": "triton"}

@@ -1,8 +1,10 @@
 """Test what the NPU's record computes before a device is touched."""
 
 import os
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -69,3 +71,49 @@ def test_custom_operators_are_known_before_the_device_is_touched(monkeypatch, tm
     npu._custom_operators()
     assert os.environ["ASCEND_CUSTOM_OPP_PATH"].split(":") == [str(vendor), "/mine"]
     assert Path(vendor).is_dir()
+
+
+class Recorded:
+    """Stands for a module: says what was called or looked up, in order."""
+
+    def __init__(self, name, said, **known):
+        self._name, self._said = name, said
+        self.__dict__.update(known)
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        self._said.append(name)
+        return lambda *arguments: None
+
+
+def test_a_die_is_touched_before_torch_cuda_means_it_and_after_its_operators_are_known(monkeypatch):
+    import torch
+
+    said: list[str] = []
+    settings = SimpleNamespace(allow_internal_format=True)
+    fake = Recorded("torch.npu", said, config=settings, default_generators=("a generator",))
+    monkeypatch.setattr(torch, "npu", fake, raising=False)
+    monkeypatch.setattr(torch.cuda, "default_generators", ())
+    monkeypatch.setattr(npu, "_custom_operators", lambda: said.append("custom operators"))
+    for name in ("torch_npu", "torch_npu.contrib"):
+        monkeypatch.setitem(sys.modules, name, Recorded(name, said, __path__=[]))
+    NPU.claim(3)
+    # Megatron binds torch.cuda when it is imported, and CANN looks for operators when the die is touched.
+    assert list(dict.fromkeys(said)) == ["custom operators", "set_device", "synchronize", "transfer_to_npu"]
+    assert settings.allow_internal_format is False and torch.cuda.default_generators == ("a generator",)
+
+
+def test_what_is_taken_of_a_die_is_what_its_driver_says(monkeypatch):
+    import torch
+
+    fake = SimpleNamespace(mem_get_info=lambda: (10, 64), max_memory_reserved=lambda: 30)
+    monkeypatch.setattr(torch, "npu", fake, raising=False)
+    assert NPU.memory_bytes() == 54 and NPU.peak_memory_bytes() == 54 and NPU.free_and_total_bytes() == (10, 64)
+    fake.max_memory_reserved = lambda: 60
+    assert NPU.peak_memory_bytes() == 60
+
+
+def test_what_a_die_may_not_do_is_left_out():
+    # A copy of a process has no CANN context, and the vendor does not promise that whole numbers wrap around.
+    assert not NPU.forks and not NPU.wraps_integers and NPU.environment["VLLM_ASCEND_ENABLE_NZ"] == "0"
