@@ -1,4 +1,4 @@
-"""What people read says plain words of the field: no phrase of a list is in source, help, docs or configurations."""
+"""Test that people read plain words of the field: no phrase of a list is in source, help, docs or configurations."""
 
 import re
 import subprocess

@@ -154,7 +154,7 @@ class AlgorithmConfig:
     """Further prompts for each group that is missing: with more than 1 fewer attempts are needed, and groups that teach
     may be left over."""
     refill_leftover: Literal["drop", "keep"] = "drop"
-    """What becomes of groups beyond train.prompts_per_step. keep: their prompts are the first ones of the next step,
+    """The fate of groups beyond train.prompts_per_step. keep: their prompts are the first ones of the next step,
     answered anew by the policy of then."""
 
     @property

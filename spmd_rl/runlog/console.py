@@ -34,7 +34,7 @@ SHOWN = (
 """In the order of the line: label, metrics of which the first that was measured is shown, format."""
 _NEEDED = ("step", "reward", "acc", "trunc", "", "len", "kl", "explained", "entropy", "tok/s", "value loss", "grad")
 _NEEDED += ("rollout", "update", "critic", "lr")
-"""What stays where not all fits, the first ones first."""
+"""Labels that stay where not all fits, the first ones first."""
 NAMED_STEPS = 8
 """The summary names so many of the steps in which something failed."""
 FRAMES = 4
