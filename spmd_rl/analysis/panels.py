@@ -67,6 +67,7 @@ _LENGTHS = ("response_length/min", "response_length/max")
 _LENGTH = (
     Panel("Response length", "tokens", ("response_length/mean",), from_zero=True, spread=_LENGTHS),
     Panel("Truncated at the limit", "samples", ("rollout/truncated_fraction",), fraction=True),
+    Panel("Responses with a <think> block", "samples", ("response/think_fraction",), fraction=True),
 )
 _GAP = "Difference of vLLM's and Megatron's log-probabilities"
 _KL = (

@@ -18,6 +18,7 @@ _SHOWN = ("correct", "wrong", "truncated", "unparsed")
 _TABLE = (
     *((title, names, 1.0) for title, names in (*WANTED, ("KL to the reference", ("actor/kl_loss",)))),
     ("truncated", ("rollout/truncated_fraction",), 1.0),
+    ("with a <think> block", ("response/think_fraction",), 1.0),
     ("groups all right", ("groups/all_correct_fraction",), 1.0),
     ("groups all wrong", ("groups/all_wrong_fraction",), 1.0),
     ("seconds a step", ("timing/all",), 1.0),

@@ -163,10 +163,13 @@ class Ranks:
     def rewards(self) -> tuple[dict[int, SampleReward], dict[str, float]]:
         """Wait for the graders; every sample's score by id, and metrics."""
         graded: Graded = self._all(Verb.REWARDS)
-        return {score.id: score for score in graded.scored}, {
+        metrics = {
             "timing/rule_reward": graded.busy_seconds,
             "timing/non_overlap_rule_reward": graded.waited_seconds,
         }
+        if graded.responses:
+            metrics["response/think_fraction"] = graded.thinking / graded.responses
+        return {score.id: score for score in graded.scored}, metrics
 
     @verb
     def compare_answers(self, split: str, pairs: Sequence[tuple[int, str, str]]) -> list[bool]:

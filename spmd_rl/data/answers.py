@@ -60,12 +60,18 @@ class Graded(msgspec.Struct):
     """Of all graders together."""
     waited_seconds: float
     """Of the rank that waited longest."""
+    responses: int = 0
+    """Those that are new."""
+    thinking: int = 0
+    """Of these, those with a closed <think> block."""
 
     def combine(self, other: Self) -> "Graded":
         return Graded(
             self.scored + other.scored,
             self.busy_seconds + other.busy_seconds,
             max(self.waited_seconds, other.waited_seconds),
+            self.responses + other.responses,
+            self.thinking + other.thinking,
         )
 
 

@@ -34,6 +34,10 @@ class Made:
     reward: SampleReward | None = None
 
 
+THINKING = "</think>"
+"""Is in a response that has thought, whoever opened the block."""
+
+
 class Rollouts:
     """Do one rank's share of the verbs that generate and grade, for whoever holds an engine and graders."""
 
@@ -149,11 +153,14 @@ class Rollouts:
     def rewards(self) -> Graded:
         """Wait for this rank's graders."""
         started = time.perf_counter()
+        texts = [made.text for made in self.made.values() if made.reward is None]
         scored = self.pool.collect(block=True)
         waited = time.perf_counter() - started
         for score in scored:
             self.made[score.id].reward = score
-        return Graded([replace(score, extracted=None) for score in scored], self._newly_busy(), waited)
+        told = [replace(score, extracted=None) for score in scored]
+        thinking = sum(THINKING in text for text in texts)  # a template may have written <think> itself
+        return Graded(told, self._newly_busy(), waited, len(texts), thinking)
 
     @verb
     def keep_rewards(self, scored: Sequence[SampleReward]) -> None:

@@ -110,7 +110,10 @@ def test_one_response_has_one_text_and_one_grade_wherever_it_is_graded(tmp_path,
             engine, RolloutLayout(1, 1), 0, splits, tokenizer, pool, 1, ResponseText(tokenizer, ends), {}
         )
         rollouts.generate("train", range(PROMPTS), 1, SAMPLES, sampling)
-        trained = {one.id: one for one in rollouts.rewards().scored}
+        graded = rollouts.rewards()
+        trained = {one.id: one for one in graded.scored}
+        assert graded.thinking == sum("</think>" in word for word in words.values()) > 0
+        assert graded.responses == len(words) and rollouts.rewards().responses == 0
         rollouts.write_conversations(str(tmp_path / "run" / "samples"), 1)
         rollouts.made.clear()
         lines, _ = ask(OneRank(rollouts), Benchmark("sums", "eval", PROMPTS), 0, SAMPLES, sampling)
