@@ -131,6 +131,16 @@ def test_what_models_take_of_a_device_is_said_by_phase_and_a_device_too_small_is
     assert "rollout.cache_gib = 10.00: the engine's weights" in said
 
 
+def test_it_is_said_how_many_samples_an_engines_cache_holds(run):
+    words = (*DENSE, "--world-size", "64", "--train.prompts_per_step", "128")
+    # A token takes 80 layers x 2 x 2 heads of 128 in bfloat16, which are 80 KiB; a sample has 1536 tokens.
+    said = " ".join(run(LLAMA_70B, *words, "--rollout.cache_gib", "10").split())
+    assert "cache 10.00 GiB a rank, room for 85 samples of 1536 tokens at once; an engine makes 64 in a step" in said
+    assert "--device-gib says how many fit beside the weights" in " ".join(run(LLAMA_70B, *words).split())
+    words = (*words, "--device-gib", "60", "--rollout.memory_fraction", "0.6")
+    assert "fewer than the 64 that an engine could run of its 64" in " ".join(run(LLAMA_70B, *words).split())
+
+
 def test_layouts_that_agree_are_said_to_move_nothing(run):
     words = ("--parallel.tensor", "8", "--world-size", "16", "--rollout.tensor")
     assert "No bytes cross the network" in run(LLAMA_70B, *words, "8")
