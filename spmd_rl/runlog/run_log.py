@@ -285,8 +285,8 @@ class RunLog:
         """Keep samples, as data.samples.sample_record makes them; show the first few."""
         write_samples(self.run_dir / SAMPLES / samples_file(step), samples)
         if samples and (step in (1, steps := self.config.train.steps) or step % max(1, steps // TABLES) == 0):
-            for sink in self._sinks:
-                sink.samples(step, hidden(list(samples[:TABLE_ROWS])))
+            few = hidden(list(samples[:TABLE_ROWS]))
+            self._tell(lambda sink: sink.samples(step, few))
         for sample in samples[:show]:
             self.note(sample_text(sample))
 
@@ -313,15 +313,27 @@ class RunLog:
             return
         self._closed = True
         self._console.close()
-        for sink in self._sinks:
-            sink.close(failed)
+        self._tell(lambda sink: sink.close(failed))
         self._ranks.close()
         self._text.close()
 
     def _write(self, step: int, metrics: Mapping[str, float]) -> None:
         self._remember(step, metrics)
-        for sink in self._sinks:
-            sink.write(step, metrics)
+        self._tell(lambda sink: sink.write(step, metrics))
+
+    def _tell(self, act: Callable[[Sink], None]) -> None:
+        """Have every sink do something; one that fails, but for the run's own file, is left out from then on."""
+        for sink in list(self._sinks):
+            try:
+                act(sink)
+            except Exception as error:
+                if isinstance(sink, JsonLines):
+                    raise
+                self._sinks.remove(sink)
+                name = type(sink).__name__
+                self.note(
+                    f"{name} failed, and is given nothing more: {type(error).__name__}: {error}; {METRICS} has all rows"
+                )
 
     def _places(self) -> dict[str, Path]:
         places = {"metrics": METRICS, "samples": SAMPLES, "evaluations": EVALUATIONS, "tensorboard": "tensorboard"}

@@ -116,19 +116,23 @@ class WeightsAndBiases:
         run = config.run
         # A bar is made of escape codes, which W&B would keep among the lines; run.log has the lines.
         captured = "off" if sys.stdout.isatty() else "auto"
-        self.run = wandb.init(
-            id=identifier,
-            resume="allow" if identifier else None,
-            entity=run.wandb_entity,
-            project=run.wandb_project,
-            group=run.wandb_group,
-            tags=run.wandb_tags,
-            name=hidden(run.name),
-            dir=str(run_dir),
-            mode=run.wandb,
-            config=hidden(asdict(config)),
-            settings=wandb.Settings(silent=True, console=captured),
-        )
+        try:
+            self.run = wandb.init(
+                id=identifier,
+                resume="allow" if identifier else None,
+                entity=run.wandb_entity,
+                project=run.wandb_project,
+                group=run.wandb_group,
+                tags=run.wandb_tags,
+                name=hidden(run.name),
+                dir=str(run_dir),
+                mode=run.wandb,
+                config=hidden(asdict(config)),
+                settings=wandb.Settings(silent=True, console=captured),
+            )
+        except wandb.Error as error:  # no network, no such entity
+            way = "look at run.wandb_entity and the key, or use --run.wandb offline and upload with `wandb sync` later"
+            raise ValueError(f"run.wandb = {run.wandb}: W&B does not begin a run: {error}; {way}") from error
         self.known = frozenset(known)
         self.sync = f"wandb sync {run_dir}/wandb/offline-run-*" if run.wandb == "offline" else ""
         # W&B drops what is logged for a step that it has seen, as after a continuation from an older checkpoint. It

@@ -707,3 +707,29 @@ def test_patches_and_versions_are_in_the_log_and_not_on_the_console(tmp_path, ca
     kept, said = (tmp_path / "run" / "run.log").read_text(), capsys.readouterr().out
     assert "patch of something" in kept and "commit " in kept and "launched " in kept
     assert "patch of" not in said and "launched" not in said
+
+
+def test_a_log_service_that_fails_does_not_end_the_run_and_is_said_once(tmp_path, monkeypatch, capsys):
+    def broken(*_):
+        raise OSError("no space left")
+
+    config = replace(CONFIG, run=replace(CONFIG.run, tensorboard=True))
+    with RunLog(config, tmp_path / "run", 1) as log:
+        monkeypatch.setattr("spmd_rl.runlog.sinks.TensorBoard.write", broken)
+        for step in (1, 2):
+            with log.step(step):
+                pass
+    assert [row["step"] for row in rows_of(tmp_path / "run")] == [1, 2]
+    assert capsys.readouterr().out.count("TensorBoard failed, and is given nothing more: OSError: no space left") == 1
+
+
+def test_a_run_that_wandb_does_not_begin_is_refused_with_a_way_out(tmp_path, monkeypatch):
+    import wandb
+
+    def refuse(**_):
+        raise wandb.errors.CommError("entity nobody not found")
+
+    monkeypatch.setattr(wandb, "init", refuse)
+    config = replace(CONFIG, run=replace(CONFIG.run, wandb="offline"))
+    with pytest.raises(ValueError, match="run.wandb = offline: .*entity nobody not found; .*run.wandb_entity"):
+        RunLog(config, tmp_path / "run", 1)
