@@ -19,7 +19,7 @@ USED_ELSEWHERE = {
     *("allreduce", "yarn_rotary_scaling_factor", "yarn_mscale", "yarn_mscale_all_dim", "_postprocess"),
     *("_loop", "_slow", "_raise", "_corrupt", "_nan", "_disk_full", "sympy_numeric_eq", "allow_internal_format"),
     *("max_refresh", "trace", "__traceback__", "prompt_ids", "generation_config", "pre_tokenizer", "model_type"),
-    *("policy_version", "data_size", "__getattr__"),
+    *("policy_version", "data_size", "__getattr__", "start_time"),
     *(
         "dual_clip_loss",
         "gspo_loss",

@@ -1,4 +1,4 @@
-"""How long planning a refresh takes, and how well it comes out: `python tools/bench_plan.py [deepseek] [llama]`.
+"""Time the planning of a refresh, and see how well it comes out: `python tools/bench_plan.py [deepseek] [llama]`.
 
 deepseek: DeepSeek-V3 with 671 billion parameters on 384 ranks; llama: Llama with 70 billion on 128. No weights, no
 device; times are of this process on one core.

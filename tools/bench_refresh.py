@@ -1,4 +1,4 @@
-"""What a refresh costs: `torchrun --nproc_per_node 4 tools/bench_refresh.py --model.path DIR --parallel.pipeline 2`.
+"""Time a refresh: `torchrun --nproc_per_node 4 tools/bench_refresh.py --model.path DIR --parallel.pipeline 2`.
 
 In one run, on the same ranks and engines, in turn: this program's refresh (plan, move, proof, and what the engine does
 with new weights); the refresh that gathers every full tensor on every rank and gives it to the engine's own loader; as

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from pathlib import PurePath
-from typing import Any
 
 from spmd_rl.analysis.curves import Run
 
@@ -13,7 +12,7 @@ _FIRST = (
 _PATHS = ("model.path", "model.reference_path", "critic.path")
 
 
-def differences(runs: Sequence[Run]) -> dict[str, list[Any]]:
+def differences(runs: Sequence[Run]) -> dict[str, list[object]]:
     """Return settings that are not the same in all runs -> their value in each, what matters first.
 
     Names and places of the runs are left out.
@@ -51,7 +50,7 @@ def distinct(names: Sequence[str]) -> list[str]:
     return [f"{name} ({n})" if names.count(name) > 1 else name for n, name in enumerate(names, 1)]
 
 
-def _brief(name: str, value: Any, most: int = 30) -> str:
+def _brief(name: str, value: object, most: int = 30) -> str:
     text = f"{value:g}" if isinstance(value, float) else str(value)
     text = PurePath(text).name or text if name in _PATHS else text
     return text if len(text) <= most else text[: most - 1] + "…"

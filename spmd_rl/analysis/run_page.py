@@ -4,7 +4,6 @@ import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from spmd_rl.analysis.curves import WANTED, Run
 from spmd_rl.analysis.legends import differences, distinct
@@ -130,8 +129,8 @@ def _samples(name: str, directory: Path) -> Iterator[str]:
     """One sample of each cause, of the first and of the last step that wrote any."""
     if not any((directory / SAMPLES).glob("step_*.jsonl")):
         return
-    first: dict[str, dict[str, Any]] = {}
-    last: dict[str, dict[str, Any]] = {}
+    first: dict[str, dict[str, object]] = {}
+    last: dict[str, dict[str, object]] = {}
     step = begun = None
     for sample in read_samples(directory):
         begun = sample["step"] if begun is None else begun
@@ -147,7 +146,7 @@ def _samples(name: str, directory: Path) -> Iterator[str]:
             yield from _sample(found[cause])
 
 
-def _sample(sample: Mapping[str, Any]) -> Iterator[str]:
+def _sample(sample: Mapping[str, object]) -> Iterator[str]:
     reward, answer = sample.get("reward"), sample.get("answer")
     told = f", reward {reward:g}" if isinstance(reward, float | int) else ""
     yield f"Step {sample['step']}, {sample.get('cause')}{told}" + (f", the answer is {answer}" if answer else "")

@@ -1,7 +1,7 @@
 """Write to a terminal that another process shows a progress bar on: whole lines, in the bar's place."""
 
 import sys
-from typing import Any, TextIO
+from typing import TextIO
 
 _ERASE = "\r\x1b[2K"
 """Takes the bar away; whoever shows it draws it anew below."""
@@ -29,7 +29,7 @@ class TerminalLines:
             self._open = ""
         self.stream.flush()
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self.stream, name)
 
 

@@ -1,4 +1,4 @@
-"""How ranks end, as the one who started them sees it: spmd_rl.runtime.torchrun over ranks that only start and end."""
+"""See how ranks end, as who started them sees it: spmd_rl.runtime.torchrun over ranks that only start and end."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""What we rely on in the wheels for NPUs holds in them, and the checker finds what does not."""
+"""All that we rely on in the wheels for NPUs holds in them, and the checker finds what does not."""
 
 import ast
 import warnings

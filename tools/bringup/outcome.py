@@ -1,4 +1,4 @@
-"""How a check says what it found."""
+"""Let a check say what it found."""
 
 import sys
 from collections.abc import Callable

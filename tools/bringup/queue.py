@@ -1,4 +1,4 @@
-"""What TASK_QUEUE_ENABLE brings, and tokens a second of each part of a step."""
+"""Measure what TASK_QUEUE_ENABLE brings, and tokens a second of each part of a step."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What a seed for each request costs: python -m tools.bringup.seeds [--model DIR]"""
+"""Measure what a seed for each request costs: python -m tools.bringup.seeds [--model DIR]"""
 
 from tools.bringup.engine import model_of_command_line, seconds_of, start
 from tools.bringup.outcome import expect, leave

@@ -1,4 +1,4 @@
-"""What a sleep of vLLM gives back of the device, and what it loses: python -m tools.bringup.sleep [--model DIR]"""
+"""See what a sleep of vLLM gives back of the device, and what it loses: python -m tools.bringup.sleep [--model DIR]"""
 
 from spmd_rl.platforms import current
 from tools.bringup.engine import model_of_command_line, start

@@ -1,4 +1,4 @@
-"""What we rely on, row by row: the kind of proof, where it stands, and why we need it."""
+"""List what we rely on, row by row: the kind of proof, where it stands, and why we need it."""
 
 import re
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ class Row:
     what: str
     why: str
     profile: str = ""
-    """Where it holds; "": in all."""
+    """Places where it holds; "": in all."""
 
 
 _WORKER = "vllm_ascend/worker/worker.py"
