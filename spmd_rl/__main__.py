@@ -7,6 +7,7 @@ the words; without them, and inside torchrun, it is this process.
 import runpy
 import sys
 
+from spmd_rl.config.command_line import TORCHRUN
 from spmd_rl.config.shipped import folder, shipped_names
 from spmd_rl.errors import did_you_mean
 from spmd_rl.runtime.torchrun import main as torchrun
@@ -31,8 +32,6 @@ TOOLS = {
     "trace": ("summarize_trace", "where the time of profiled steps went"),
     "push": ("push_to_hub", "a model to the Hugging Face hub"),
 }
-TORCHRUN = ("nproc_per_node", "nnodes", "node_rank", "master_addr", "master_port", "rdzv_backend", "rdzv_endpoint")
-TORCHRUN += ("rdzv_id", "rdzv_conf", "max_restarts", "standalone", "log_dir", "redirects", "tee", "local_addr")
 
 
 def main() -> None:

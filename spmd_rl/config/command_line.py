@@ -12,6 +12,8 @@ from spmd_rl.config.fields import NAME, knobs, named_section
 from spmd_rl.config.yaml_file import describe, read_words, unknown
 from spmd_rl.errors import Problem
 
+TORCHRUN = ("nproc_per_node", "nnodes", "node_rank", "master_addr", "master_port", "rdzv_backend", "rdzv_endpoint")
+TORCHRUN += ("rdzv_id", "rdzv_conf", "max_restarts", "standalone", "log_dir", "redirects", "tee", "local_addr")
 Settings = TypeVar("Settings")
 WHERE = "command line"
 
@@ -64,7 +66,13 @@ def override(config: Settings, overrides: dict[str, list[str]], problems: list[P
     accepted: dict[str, list[str]] = {}
     for name, words in overrides.items():
         kind = known.get(known_as(name, known))
-        if kind is not None:
+        if name.replace("-", "_") in TORCHRUN:
+            met, way = (
+                "it is an option of torchrun",
+                "write it before -m, or start with `python -m spmd_rl PROGRAM`",
+            )
+            problems.append(Problem(f"--{name}", " ".join(words) or None, met, way, WHERE))
+        elif kind is not None:
             accepted[name] = _spell_booleans(words) if _takes_booleans(kind) else words
         else:
             problems.append(unknown(name, type(config), WHERE, read_words(words)))
@@ -77,8 +85,18 @@ def override(config: Settings, overrides: dict[str, list[str]], problems: list[P
             except SystemExit:
                 given = " ".join(overrides[name]) or "nothing"
                 what = describe(known[known_as(name, known)])
-                problems.append(Problem(name, given, "", f"expected {what}", WHERE))
+                problems.append(Problem(name, given, "", _stray(words[1:], known) or f"expected {what}", WHERE))
         return config
+
+
+def _stray(words: list[str], known: Iterable[str]) -> str:
+    """Say what is missing in front of a word that follows another setting's value; "": none is such a word."""
+    for word in words:
+        if word.partition("=")[0] in known and "=" in word:
+            return f"write --{word}: a setting has -- in front"
+        if word.endswith((".yaml", ".yml")):
+            return f"write --config {word}"
+    return ""
 
 
 def print_help(default: Any, description: str) -> None:

@@ -134,7 +134,10 @@ def foreign_checkpoint(path: str | Path, knob: str) -> Problem | None:
 
 def _read_json(path: str | Path, file: Path, knob: str) -> dict[str, Any]:
     if not Path(path).is_dir():
-        raise ConfigError(Problem(knob, path, "there is no such directory", "name a Hugging Face model directory"))
+        way = "name a Hugging Face model directory"
+        if str(path).startswith("~"):
+            way = f"only a shell knows ~: write {Path(path).expanduser()}"
+        raise ConfigError(Problem(knob, path, "there is no such directory", way))
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -226,7 +226,7 @@ def test_help_lists_every_setting_with_its_explanation(capsys, monkeypatch):
     assert exit_.value.code == 0
     assert [name for name in knobs(Config) if f"--{name} " not in printed] == []
     assert "--config FILE" in printed
-    assert "Optimizer steps per round" in printed
+    assert "Tensor-parallel size (TP)" in printed
 
 
 def test_help_shows_the_values_of_the_file_as_defaults(tmp_path, capsys):

@@ -12,8 +12,10 @@ import pytest
 from spmd_rl.__main__ import main
 from spmd_rl.config.config import Config, ModelConfig, RunConfig, TrainConfig
 from spmd_rl.config.loading import dump
+from spmd_rl.errors import ConfigError
 from spmd_rl.runlog import run_lock
 from spmd_rl.runlog.run_lock import RunLock
+from spmd_rl.runtime.startup import configure
 from tiny_models import make_tiny
 from tiny_tokenizer import make_tokenizer
 
@@ -65,6 +67,16 @@ TYPED = {
     "a setting misspelt": (["--trian.steps", "3"], "trian.steps: there is no such setting; did you mean train.steps?"),
     "a setting without its section": (["--learning_rate", "1e-6"], "train.learning_rate"),
     "another program's setting": (["--actor_rollout_ref.actor.optim.lr", "1e-6"], "train.learning_rate"),
+    "TRL's settings": (["--num_generations", "8"], "TRL's num_generations is here algorithm.samples_per_prompt = 8"),
+    "a group of one": (["--algorithm.samples_per_prompt", "1"], "take 2 or more"),
+    "a setting without its dashes": (
+        ["--run.name", "mine", "train.steps=3"],
+        "write --train.steps=3: a setting has",
+    ),
+    "a file without --config": (["--run.name", "mine", "demo.yaml"], "write --config demo.yaml"),
+    "a directory below ~": (["--model.path", "~/model"], "only a shell knows ~: write /"),
+    "verl's file": (["--data.source", "verl.jsonl"], "data.source = verl_parquet:verl.jsonl reads verl's"),
+    "a file of solutions": (["--data.source", "sol.jsonl"], "it has messages, solution; name one of these"),
     "a word for a number": (["--train.steps", "many"], "train.steps = many: expected a whole number"),
     "a number out of range": (["--train.steps", "0"], "train.steps = 0"),
     "a model that is not there": (["--model.path", "modle"], "model.path = modle: there is no such directory"),
@@ -118,6 +130,9 @@ def wrong(here, monkeypatch):
     Path("notes.txt").write_text("1 + 1?\n")
     Path("none.jsonl").write_text("")
     Path("broken.jsonl").write_text('{"question": "1?", "answer": "1"\n')
+    verl = {"data_source": "x", "prompt": [{"role": "user", "content": "1?"}], "reward_model": {"ground_truth": "1"}}
+    Path("verl.jsonl").write_text(json.dumps(verl) + "\n")
+    Path("sol.jsonl").write_text('{"messages": [{"role": "user", "content": "1?"}], "solution": "1"}\n')
     Path("verl.yaml").write_text("actor_rollout_ref:\n  model:\n    path: x\ntrainer:\n  total_epochs: 1\n")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
 
@@ -159,6 +174,11 @@ def test_a_directory_in_use_is_refused_with_who_is_in_it(typed, monkeypatch):
     said = typed("grpo", "--nproc_per_node", "2", *RUN)
     lock.release()
     refused(said, f"another run is in it: process {os.getpid()} on {os.uname().nodename}, since")
+
+
+def test_an_option_of_torchrun_behind_the_module_is_said_to_be_torchruns(here):
+    with pytest.raises(ConfigError, match="--nproc_per_node = 2: it is an option of torchrun; write it before -m"):
+        configure([*RUN, "--nproc_per_node", "2"])
 
 
 def test_a_program_misspelt_is_refused_with_the_nearest(typed):

@@ -173,14 +173,8 @@ class Columns:
         self.lists = 0
         """Rows whose answer is a list of several."""
         self.taken_out = str.maketrans("", "", dataset.answer_without)
-        used = (
-            dataset.prompt_column,
-            dataset.query_column,
-            dataset.answer_column or None,
-            dataset.system_column,
-            dataset.deduplicate,
-            dataset.image_column,
-        )
+        used = (dataset.prompt_column, dataset.query_column, dataset.answer_column or None, dataset.system_column)
+        used = (*used, dataset.deduplicate, dataset.image_column)
         self.needed = (
             None
             if dataset.extra_columns is None
@@ -225,10 +219,13 @@ class Columns:
                 value = value[int(part)]
                 continue
             if not isinstance(value, dict) or part not in value:
-                raise ValueError(
-                    f"{knob} = {column}: {one.place} has no such column; it has {', '.join(map(str, one.row))}; "
-                    "name one of these"
+                way = (
+                    f"data.source = verl_parquet:{one.file} reads verl's"
+                    if "reward_model" in one.row
+                    else "name one of these"
                 )
+                has = ", ".join(map(str, one.row))
+                raise ValueError(f"{knob} = {column}: {one.place} has no such column; it has {has}; {way}")
             value = value[part]
         return value
 
