@@ -3,11 +3,15 @@
 import math
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 from spmd_rl.config.config import Config
 from spmd_rl.config.engine_cache import GIB, CacheNeed, cache_room
 from spmd_rl.distributed.layout import RolloutLayout, TrainLayout
 from spmd_rl.models.model_shape import ModelShape
+
+Json = dict[str, Any]
+"""An answer, printed as JSON or laid out as text."""
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,12 @@
 """Say what the models take of each rank's device, phase by phase."""
 
-from typing import Any
-
 from spmd_rl.errors import refuse
-from spmd_rl.plan.case import Case, cache_bytes
+from spmd_rl.plan.case import Case, Json, cache_bytes
 from spmd_rl.rollout.options import memory_of_engine
 from spmd_rl.weights.device_memory import RankBytes, memory_problems, rank_bytes
 
 
-def memory(case: Case, buckets: list[int], device: int | None) -> dict[str, Any]:
+def memory(case: Case, buckets: list[int], device: int | None) -> Json:
     """Return the bytes of each phase over all ranks, in figures that JSON can hold.
 
     `buckets`: what each rank holds of a refresh's messages at once. `device`: bytes of one; None: not known. Raises

@@ -2,15 +2,14 @@
 
 from pathlib import Path
 from textwrap import wrap
-from typing import Any
 
-from spmd_rl.plan.case import count
+from spmd_rl.plan.case import Json, count
 from spmd_rl.plan.traffic import FIGURES
 
 PEERS_LISTED = 40
 
 
-def text(answer: dict[str, Any]) -> str:
+def text(answer: Json) -> str:
     """The answer for a person."""
     lines = _head(answer)
     lines += ["", f"{'on a rank':<24}{'least':>12}{'mean':>12}{'most':>12}   on rank"]
@@ -40,7 +39,7 @@ def text(answer: dict[str, Any]) -> str:
     return "\n".join([*lines, *_aside(answer)])
 
 
-def _memory(memory: dict[str, Any]) -> list[str]:
+def _memory(memory: Json) -> list[str]:
     """The models on a device at the peak of each phase."""
     device = memory["device_bytes"]
     lines = [
@@ -56,7 +55,7 @@ def _memory(memory: dict[str, Any]) -> list[str]:
     return [*lines, "Activations, logits and what libraries take (HCCL, NCCL, CANN, CUDA) come on top.", ""]
 
 
-def rank_text(answer: dict[str, Any]) -> str:
+def rank_text(answer: Json) -> str:
     """One rank for a person."""
     rank = answer["rank"]
     places = ", ".join(f"{name} {at}" for name, at in rank["training_place"].items())
@@ -77,7 +76,7 @@ def rank_text(answer: dict[str, Any]) -> str:
     return "\n".join([*lines, *_aside(answer)])
 
 
-def _tower(model: dict[str, Any]) -> list[str]:
+def _tower(model: Json) -> list[str]:
     if "tower" not in model:
         return []
     some = "" if model["tower_frozen"] in (0, model["tower"]) else f" {model['tower_frozen'] / 1e9:.3f} billion of"
@@ -88,7 +87,7 @@ def _tower(model: dict[str, Any]) -> list[str]:
     ]
 
 
-def _head(answer: dict[str, Any]) -> list[str]:
+def _head(answer: Json) -> list[str]:
     model = answer["model"]
     bucket = in_bytes(answer["bucket_bytes"])
     note = " (the fewest that fit; see --world-size)" if answer["fewest_ranks_taken"] else ""
@@ -106,11 +105,11 @@ def _head(answer: dict[str, Any]) -> list[str]:
     ]
 
 
-def _where(spread: dict[str, Any]) -> str:
+def _where(spread: Json) -> str:
     return "any" if spread["least"] == spread["most"] else str(spread["rank_of_most"])
 
 
-def _aside(answer: dict[str, Any]) -> list[str]:
+def _aside(answer: Json) -> list[str]:
     aside = answer["a_run_would_also_be_refused_for"]
     return ["", "A run would still be refused here:", *aside] if aside else []
 

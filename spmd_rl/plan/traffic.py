@@ -5,14 +5,13 @@ import re
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 from spmd_rl.config.check_critic import read_critic
 from spmd_rl.config.engine_cache import BYTES
 from spmd_rl.config.shipped import model_sizes
 from spmd_rl.errors import ConfigError
 from spmd_rl.models import FAMILIES
-from spmd_rl.plan.case import Case, cache_words, rollout_words, training_words
+from spmd_rl.plan.case import Case, Json, cache_words, rollout_words, training_words
 from spmd_rl.plan.refresh_stats import RankStats, refresh_stats
 from spmd_rl.platforms import CLUSTER, record
 from spmd_rl.weights.families import hf_tensors, megatron_shard, vllm_shard
@@ -37,7 +36,7 @@ FIGURES = (
 )
 
 
-def weights(case: Case, device: int | None = None) -> dict[str, Any]:
+def weights(case: Case, device: int | None = None) -> Json:
     """Return what one refresh moves, in figures that JSON can hold; sizes in bytes. Raises ValueError as a run does.
 
     `device`: bytes of a rank's; None: not said.
@@ -84,7 +83,7 @@ def weights(case: Case, device: int | None = None) -> dict[str, Any]:
     }
 
 
-def tower(case: Case) -> dict[str, Any]:
+def tower(case: Case) -> Json:
     """Return the parameters of a vision tower and its projector, and how many of them are frozen: the first refresh
     moves those, and no other. Nothing of a model of text."""
     family = FAMILIES[case.shape.family].vision
@@ -107,7 +106,7 @@ def critic_bytes(case: Case) -> list[int]:
     return [megatron_shard(critic, layout, rank).elements * size for rank in range(case.world_size)]
 
 
-def _figures(rank: int, one: RankStats, training_bytes: int, engine_bytes: int, size: int) -> dict[str, Any]:
+def _figures(rank: int, one: RankStats, training_bytes: int, engine_bytes: int, size: int) -> Json:
     return {
         "rank": rank,
         "training_bytes": training_bytes,
@@ -128,16 +127,16 @@ def _figures(rank: int, one: RankStats, training_bytes: int, engine_bytes: int, 
     }
 
 
-def _spread(values: list[int]) -> dict[str, Any]:
+def _spread(values: list[int]) -> Json:
     most = max(values)
     return {"least": min(values), "mean": sum(values) / len(values), "most": most, "rank_of_most": values.index(most)}
 
 
-def _most(tensors: Counter[str], size: int) -> list[dict[str, Any]]:
+def _most(tensors: Counter[str], size: int) -> list[Json]:
     return [{"tensor": name, "bytes": count * size} for name, count in _largest(tensors)]
 
 
-def _kinds(tensors: Counter[str], size: int) -> list[dict[str, Any]]:
+def _kinds(tensors: Counter[str], size: int) -> list[Json]:
     """The same, of all layers and experts together."""
     totals: Counter[str] = Counter()
     numbers: Counter[str] = Counter()
@@ -152,7 +151,7 @@ def _largest(counts: Counter[str]) -> list[tuple[str, int]]:
     return sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:LISTED]
 
 
-def place(case: Case, rank: int) -> dict[str, Any]:
+def place(case: Case, rank: int) -> Json:
     """Describe a rank's coordinates in both layouts."""
     at = case.train.coords(rank)
     places = {"pipeline": at.pipeline, "data": at.data, "tensor": at.tensor}

@@ -112,7 +112,7 @@ def freeze(tower: torch.nn.Module, shape: ModelShape, frozen: Sequence[str]) -> 
 
 
 class Features:
-    """What a vision tower makes of images; of a frozen one the features that were used last are kept, on the host."""
+    """Hold what a vision tower makes of images; of a frozen one the last features are kept, on the host."""
 
     def __init__(self) -> None:
         self.computed = 0

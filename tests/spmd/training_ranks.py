@@ -132,7 +132,7 @@ def lay_out(case, trainer, samples, tickets) -> list:
 
 
 def skips_what_is_not_finite(learner, here: bool) -> bool:
-    """Whether this rank's weights and moments stay when a gradient is not finite: of one rank, which is here or not."""
+    """Return whether weights and moments stay when a gradient is not finite: of one rank, which is here or not."""
     import torch
 
     from spmd_rl.training.sharded_model import first_not_finite

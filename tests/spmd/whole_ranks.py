@@ -7,7 +7,7 @@ from spmd.ranks import arguments, end_megatron, join, ready, report
 
 
 def refresh_with_one_wrong_element(worker, rank: int, parameter: str, element: int) -> str:
-    """What a refresh raises when an element of one rank's engine changes after it was written, here and everywhere."""
+    """Return what a refresh raises when an element of one rank's engine changes after it was written."""
 
     def changed(name, tensor):
         if worker.world.rank == rank and name == parameter:

@@ -1,4 +1,4 @@
-"""What is on a device when: the program's own order of calls, against what `plan` prints, byte for byte."""
+"""Test what is on a device when: the program's own order of calls, against what `plan` prints, byte for byte."""
 
 import json
 import sys
@@ -125,7 +125,7 @@ class Machine:
         self.on_device()
 
     def on_device(self):
-        """Where a learner computes, nothing of the engine is there."""
+        """See that where a learner computes, nothing of the engine is there."""
         assert self.worker.engine.asleep and self.device.mapped == 0 and self.device.expandable
 
     def run(self, read, write, written):
