@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# The tests, set-up included: bash launch/test.sh [quick|main|nightly] [arguments for pytest]
+# The tests, set-up included: bash launch/test.sh [quick|main|nightly|coverage] [arguments for pytest]
 #   quick    no rank, no engine, nothing that takes seconds: at every save
 #   main     each law once, on real ranks and engines too: before a change lands (what is run where nothing is named)
 #   nightly  everything there is, in another order each time
+#   coverage main, and the lines that it did not run, of ranks' processes too
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 case "${1:-}" in
-quick | main | nightly) set=$1 && shift ;;
+quick | main | nightly | coverage) set=$1 && shift ;;
 *) set=main ;;
 esac
 bash launch/setup_env.sh cpu
@@ -14,13 +15,16 @@ source launch/env.cpu.sh
 
 .venv/bin/ruff check
 .venv/bin/ruff format --check
+# Two at a time: while one starts, or waits for its ranks, the other computes. The order of files is tests/conftest.py's.
+two=(-n 2 --dist loadfile --no-loadscope-reorder)
+python=.venv/bin/python
+case "$set" in
+quick) exec $python -m pytest -m "not spmd and not slow and not long" "${two[@]}" "$@" ;;
+main) exec $python -m pytest -m "not slow" "${two[@]}" "$@" ;;
+nightly) SPMD_RL_KILLS=10 exec $python -m pytest --full --shuffle "$(date +%j)" "$@" ;;
+esac
+$python -m coverage erase
 status=0
-pytest() { # 5: none of the tests that were asked for is in this part of the set
-    .venv/bin/python -m pytest "$@" || { [[ $? == 5 ]] || status=1; }
-}
-long=""
-[[ "$set" != quick ]] || long=" and not long"
-[[ "$set" == nightly ]] || pytest -m "not spmd and not slow$long" -n 2 --dist loadfile "$@"
-[[ "$set" != main ]] || pytest -m "spmd and not slow" "$@"
-[[ "$set" != nightly ]] || SPMD_RL_KILLS=10 pytest --full --shuffle "$(date +%j)" "$@"
+$python -m coverage run -m pytest -m "not slow" "$@" || status=1
+$python -m coverage combine -q && $python -m coverage report
 exit "$status"

@@ -16,6 +16,13 @@ TESTS = Path(__file__).parent
 # Place -> the set that its tests belong to; the other markers stand at the tests.
 MARKS = {"spmd/": "spmd", "launch/test_nodes.py": "spmd"}
 
+# Of those without ranks, the longest first.
+LONG_FILES = (
+    *("weights/transfer/test_transfer_schedule", "test_plan_command", "rewards/rules/test_math_answer"),
+    *("worker/test_same_grade", "rewards/test_hostile", "rewards/grading/test_pool", "platforms/test_table"),
+    *("weights/transfer/test_checksum", "runtime/test_process", "rewards/test_audit", "health/test_heartbeat"),
+)
+
 # Machines are shared: how long an example takes says nothing.
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
@@ -45,6 +52,10 @@ def pytest_collection_modifyitems(config, items):
         for start, mark in MARKS.items():
             if place.startswith(start):
                 item.add_marker(mark)
+    # What takes long goes first: what takes little fills the end, where one of two workers would wait for the other.
+    minutes = {item.path for item in items if "spmd" in item.keywords}
+    rank = {TESTS / f"{name}.py": number for number, name in enumerate(LONG_FILES)}
+    items.sort(key=lambda item: -1 if item.path in minutes else rank.get(item.path, len(rank)))
     if (seed := config.getoption("shuffle")) is not None:
         draw = random.Random(seed)
         files = {item.path: draw.random() for item in items}

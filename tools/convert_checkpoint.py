@@ -237,8 +237,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    status = main(sys.argv[1:])
-    sys.stdout.flush()
-    sys.stderr.flush()
+    from spmd_rl.runtime.process import leave
+
     # What torch has started for several processes is not always ended when Python takes itself apart: it then aborts.
-    os._exit(status)
+    leave(main(sys.argv[1:]))

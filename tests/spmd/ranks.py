@@ -4,18 +4,30 @@ import importlib
 import json
 import os
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 from spmd.server import the_server
 from spmd_rl.testing.launcher import ROOT
 
-__all__ = ("ROOT", "arguments", "end_megatron", "join", "ready", "report", "run_ranks")
+__all__ = ("ROOT", "arguments", "end_megatron", "join", "ready", "report", "run_program", "run_ranks")
 
 
 def run_ranks(module: str, ranks: int, arguments: dict, timeout_seconds: float = 600) -> list[dict]:
     """Have so many ranks call `module.main()`, which calls `report(...)` once. Returns the reports in rank order."""
     return the_server().run(module, ranks, arguments, timeout_seconds)
+
+
+def run_program(program: str, ranks: int, *words: object) -> str:
+    """Have so many ranks run a module (or a file) as `python -m` does. Returns what all of them wrote to stdout.
+
+    For what a program does; how it is started and ended is seen where torchrun starts it.
+    """
+    with tempfile.NamedTemporaryFile() as output:
+        asked = {"program": program, "words": list(map(str, words)), "output": output.name}
+        run_ranks("spmd.program_ranks", ranks, asked)
+        return Path(output.name).read_text()
 
 
 def arguments() -> dict:

@@ -1,12 +1,11 @@
 """Saving where there is no room, and loading what an enemy or a bad disk has changed, by Megatron's own readers."""
 
-import contextlib
 import os
 import pickle
-import subprocess
 
 import pytest
 
+from needs import small_disk
 from spmd.hostile import Trap
 from spmd.ranks import run_ranks
 
@@ -25,24 +24,6 @@ HARMED = [
     ("random_00000.json", "cut"),
 ]
 UNSOUND = [("weight", 1, "nan"), ("exp_avg_sq", 0, "inf")]
-
-
-@contextlib.contextmanager
-def small_disk(directory, size):
-    """A file system of so many bytes; skips where this process may not make one."""
-    directory.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(directory)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if mounted.returncode:
-        pytest.skip(f"a small file system can't be mounted here: {mounted.stderr.strip()}")
-    try:
-        yield directory
-    finally:
-        subprocess.run(["umount", str(directory)], check=True)
 
 
 def test_a_trap_would_be_sprung_by_an_unpickler_without_limits(tmp_path):
@@ -66,7 +47,7 @@ def outcomes(tiny_models, tmp_path_factory):
         do(name, "load", root / name)
         do("", "clear", root / name)
 
-    with small_disk(root / "disk", 40 * MIB) as disk:
+    with small_disk(root / "disk", f"size={40 * MIB}") as disk:
         do("gather", "gather", root)
         do("whole: save", "save", root / "whole")
         do("whole", "load", root / "whole")

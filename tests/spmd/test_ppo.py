@@ -2,16 +2,15 @@
 
 import json
 import os
-import subprocess
 
 import pytest
 import torch
 from tiny_run import make_tiny_run, tiny_rule, tiny_settings
 
+from spmd.ranks import run_program
 from spmd_rl.analysis.compare_runs import compare
 from spmd_rl.config.check_critic import read_critic
 from spmd_rl.config.loading import load_config
-from spmd_rl.testing.launcher import environment, torchrun
 from spmd_rl.weights.files.hf_reader import check_headers, read_headers
 
 pytestmark = pytest.mark.engine
@@ -36,10 +35,7 @@ SETTINGS = {
 
 def ppo(root, name: str, *more: str) -> str:
     words = tiny_settings(root, run={"dir": root / name}, **SETTINGS)
-    command = torchrun(2, "-m", "spmd_rl.ppo", *words, *tiny_rule(root), *more)
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
-    return done.stdout
+    return run_program("spmd_rl.ppo", 2, *words, *tiny_rule(root), *more)
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from spmd.ranks import ROOT
+from spmd.ranks import ROOT, run_program
 
 pytestmark = pytest.mark.engine
 
@@ -26,10 +26,14 @@ def command(module: str, ranks: int, *words) -> list[str]:
 
 
 def evaluate(ranks: int, model, output, *more) -> str:
+    """Return what an evaluation says; one rank is started as a user does it."""
     words = ["--model", model, "--benchmark", DEMO, "--limit", QUESTIONS, "--samples", SAMPLES, "--temperature", 0.8]
     words += ["--max-prompt-length", 200, "--max-response-length", 12, "--rollout.cache-gib", 0.02, "--output", output]
+    words += ["--platform", "cpu", *more]
+    if ranks > 1:
+        return run_program("spmd_rl.evaluate", ranks, *words)
     done = subprocess.run(
-        command("evaluate", ranks, *words, "--platform", "cpu", *more),
+        command("evaluate", ranks, *words),
         env=ENVIRONMENT,
         cwd=ROOT,
         capture_output=True,

@@ -1,14 +1,13 @@
 """The command: what it says and how it ends."""
 
 import importlib.util
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
+
+from spmd.ranks import run_program
 
 ROOT = Path(__file__).parents[2]
 TOOL = ROOT / "tools" / "convert_checkpoint.py"
@@ -39,16 +38,11 @@ def files(directory):
 
 @pytest.mark.spmd
 def test_two_processes_convert_there_and_back(tiny_models, tmp_path):
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", TOOL]
     there = ["to-megatron", "--hf", tiny_models["qwen3"], "--output", tmp_path / "checkpoint", "--pipeline", "2"]
     back = ["to-hf", "--checkpoint", tmp_path / "checkpoint", "--output", tmp_path / "hf"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     for command in ([*there, "--tensor", "2"], back):
-        done = subprocess.run(
-            [*torchrun, *command, "--verify"], env=environment, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert "(process 0 of 2)" in done.stdout and "MB/s" in done.stdout and "is complete" in done.stdout
+        said = run_program(str(TOOL), 2, *command, "--verify")
+        assert "(process 0 of 2)" in said and "MB/s" in said and "is complete" in said
     assert files(tmp_path / "hf") == files(tiny_models["qwen3"])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint", "hf"]
 

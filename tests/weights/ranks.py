@@ -1,4 +1,4 @@
-"""Run the two ranks of test_weight_transfer.py; a module of its own so that spawned processes can import it."""
+"""One rank of two of test_weight_transfer.py."""
 
 import shutil
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from spmd.ranks import arguments, join, ready, report
 from spmd_rl.distributed.layout import RolloutLayout, TrainLayout
 from spmd_rl.weights.families import megatron_shard, vllm_shard
 from spmd_rl.weights.files.export import ExportSettings, export_hf
@@ -20,18 +21,17 @@ WORLD = 2
 CASES = [((2, 1, 1), 1), ((1, 1, 2), 2), ((1, 2, 1), 2), ((1, 2, 1), 1), ((2, 1, 1), 2)]
 
 
-def run(rank: int, directory: str, results) -> None:
-    """One rank: every check is an assertion, the parent only waits."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{directory}/store", rank=rank, world_size=WORLD)
+def main() -> None:
+    """Every check is an assertion, but for what is reported."""
+    rank = join(ready()).rank
     shape = model_shape(tied=True, qkv_bias=True)
     tensors = random_weights(shape)
     for sizes, rollout in CASES:
         refresh(rank, shape, tensors, TrainLayout(*sizes), RolloutLayout(rollout, WORLD))
     mixed_dtypes(rank, shape)
-    results[rank] = wrong_replica(rank, shape, tensors)
-    export(rank, Path(directory), shape)
-    dist.destroy_process_group()
+    wrong = wrong_replica(rank, shape, tensors)
+    export(rank, Path(arguments()["directory"]), shape)
+    report(rank, {"wrong": wrong})
 
 
 def refresh(rank, shape, tensors, train, engines):

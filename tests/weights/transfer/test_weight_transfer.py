@@ -1,7 +1,7 @@
 import pytest
 import torch
-import torch.multiprocessing as mp
 
+from spmd.ranks import run_ranks
 from spmd_rl.distributed.layout import RolloutLayout, TrainLayout
 from spmd_rl.weights.families import megatron_shard, vllm_shard
 from spmd_rl.weights.transfer.transfer_schedule import Schedule
@@ -12,10 +12,7 @@ from tests.weights.models import filled, model_shape, random_weights
 
 @pytest.mark.spmd
 def test_two_gloo_ranks_refresh_engines_in_every_layout_prove_it_and_export(tmp_path):
-    with mp.Manager() as manager:
-        results = manager.dict()
-        mp.spawn(ranks.run, args=(str(tmp_path), results), nprocs=ranks.WORLD)
-        texts = [results[rank] for rank in range(ranks.WORLD)]
+    texts = [said["wrong"] for said in run_ranks("tests.weights.ranks", ranks.WORLD, {"directory": str(tmp_path)})]
     assert texts[0] == texts[1]
     assert "model.layers.0.mlp.down_proj.weight of rollout on rank 1" in texts[0]
 
