@@ -411,6 +411,7 @@ def test_rows_at_wandb_go_on_after_a_resume_and_none_is_there_twice(tmp_path, mo
     with RunLog(config, tmp_path / "run", 1) as log:
         steps(log, 1, 2, 3)
         identity = log.identity
+    time.sleep(1.1)  # W&B names an offline run's directory by the second
     with RunLog(config, tmp_path / "run", 1, 1, identity) as log:
         steps(log, 2)
         log.evaluation(2, {"eval/arithmetic/accuracy": 0.5})
