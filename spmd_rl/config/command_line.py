@@ -12,8 +12,10 @@ from spmd_rl.config.fields import NAME, knobs, named_section
 from spmd_rl.config.yaml_file import describe, read_words, unknown
 from spmd_rl.errors import Problem
 
-TORCHRUN = ("nproc_per_node", "nnodes", "node_rank", "master_addr", "master_port", "rdzv_backend", "rdzv_endpoint")
-TORCHRUN += ("rdzv_id", "rdzv_conf", "max_restarts", "standalone", "log_dir", "redirects", "tee", "local_addr")
+TORCHRUN = frozenset(
+    "nproc_per_node nnodes node_rank master_addr master_port rdzv_backend rdzv_endpoint rdzv_id rdzv_conf max_restarts "
+    "standalone log_dir redirects tee local_addr".split()
+)
 Settings = TypeVar("Settings")
 WHERE = "command line"
 

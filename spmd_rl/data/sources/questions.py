@@ -173,8 +173,8 @@ class Columns:
         self.lists = 0
         """Rows whose answer is a list of several."""
         self.taken_out = str.maketrans("", "", dataset.answer_without)
-        used = (dataset.prompt_column, dataset.query_column, dataset.answer_column or None, dataset.system_column)
-        used = (*used, dataset.deduplicate, dataset.image_column)
+        used = [dataset.prompt_column, dataset.query_column, dataset.answer_column or None, dataset.system_column]
+        used += [dataset.deduplicate, dataset.image_column]
         self.needed = (
             None
             if dataset.extra_columns is None
