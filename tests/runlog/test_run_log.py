@@ -390,7 +390,12 @@ def wandb_rows(run_dir):
     from wandb.proto.wandb_internal_pb2 import Record
 
     files = sorted((run_dir / "wandb").glob("offline-run-*/*.wandb"), key=os.path.getmtime)
-    records = [Record.FromString(data) for path in files for data in leveldb_records(path.read_bytes())]
+    records: list = []
+    for _ in range(300):  # its writer is another process, which ends after the run has
+        records = [Record.FromString(data) for path in files for data in leveldb_records(path.read_bytes())]
+        if sum(record.WhichOneof("record_type") == "exit" for record in records) == len(files):
+            break
+        time.sleep(0.1)
     rows = [
         {"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in record.history.item}
         for record in records
