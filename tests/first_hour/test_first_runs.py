@@ -95,7 +95,7 @@ def test_an_interrupt_is_one_line_that_says_how_to_go_on_and_the_same_command_do
     screen, _ = process.communicate(timeout=SECONDS)
     assert process.returncode == 128 + signal.SIGINT
     last = screen.strip().splitlines()[-1]
-    assert last.startswith("ended by SIGINT; the same command goes on after step"), screen
+    assert last.startswith("ended by SIGINT; the same command resumes from step"), screen
     assert "Traceback" not in screen
     done = steps_of(home / "runs/again")[-1]
     status, screen = typed(home, *train(home, "again", done + 1, "--checkpoint.every_steps", "1"))
