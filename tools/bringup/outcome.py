@@ -19,7 +19,8 @@ def device_here(local_rank: int = 0) -> Platform:
 
 def expect(name: str, holds: bool, found: object = "") -> None:
     """Print pass, or what was found."""
-    print(f"pass {name}" if holds else f"FAIL {name}: {found}", flush=True)
+    line = f"pass {name}" if holds else f"FAIL {name}: {found}"
+    print(line + "\n", end="", flush=True)  # one write: ranks share the screen
     if not holds:
         _failed.append(name)
 
