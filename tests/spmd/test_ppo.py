@@ -52,7 +52,7 @@ def finished(tmp_path_factory):
 def test_a_run_says_what_its_critic_begins_as_and_how_it_does(finished):
     root, output, _ = finished
     assert f"critic: begins as {root / 'model'}, with a value head of zeros" in output
-    assert output.count("value loss") == STEPS and output.count("explained") == STEPS
+    assert output.count("explained") == STEPS, "in a line of 100 columns; the value loss is in the metrics"
     assert str(root / "whole" / "hf_critic") in output
 
 
