@@ -164,6 +164,9 @@ def test_an_interpreter_is_as_it_was_when_a_program_has_returned():
 import gc, os, signal
 from spmd_rl.runtime.process import run
 
+# What runs in the background of a shell begins with this signal ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 def configure(arguments):
     raise ValueError("train.steps = 0: out of range")
 

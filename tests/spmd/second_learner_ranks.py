@@ -190,7 +190,9 @@ def _switch(trainer, world) -> bool:
             return lambda *arguments: None
 
     class Weights(Anything, dict):
-        """The parameters of an engine."""
+        """The parameters of an engine, none of which is frozen."""
+
+        held: frozenset[str] = frozenset()
 
     class Engine(Anything):
         """As much of one as a switch asks for."""
