@@ -118,6 +118,7 @@ def test_a_person_reads_layouts_rounds_and_sizes_with_units(run):
     assert max(map(len, out.splitlines())) <= 120
 
 
+@pytest.mark.long
 def test_what_models_take_of_a_device_is_said_by_phase_and_a_device_too_small_is_refused(run, capsys):
     words = (*DENSE, "--world-size", "64", "--rollout.cache_gib", "10")
     out = run(LLAMA_70B, *words, "--device-gib", "60")
@@ -131,6 +132,7 @@ def test_what_models_take_of_a_device_is_said_by_phase_and_a_device_too_small_is
     assert "rollout.cache_gib = 10.00: the engine's weights" in said
 
 
+@pytest.mark.long
 def test_it_is_said_how_many_samples_an_engines_cache_holds(run):
     words = (*DENSE, "--world-size", "64", "--train.prompts_per_step", "128")
     # A token takes 80 layers x 2 x 2 heads of 128 in bfloat16, which are 80 KiB; a sample has 1536 tokens.
@@ -147,11 +149,13 @@ def test_layouts_that_agree_are_said_to_move_nothing(run):
     assert "go from rank to rank" in run(LLAMA_70B, *words, "4")
 
 
+@pytest.mark.long
 def test_the_fewest_ranks_that_fit_are_taken_where_none_are_named(run):
     assert json.loads(run(LLAMA_70B, *DENSE, "--json"))["ranks"] == 32
     assert "ranks       32, 8 on a node (the fewest that fit; see --world-size)" in run(LLAMA_70B, *DENSE)
 
 
+@pytest.mark.long
 def test_one_rank_is_shown_with_its_place_and_its_peers(run):
     words = (*DENSE, "--world-size", "64", "--rank", "17")
     rank = json.loads(run(LLAMA_70B, *words, "--json"))["rank"]
@@ -165,6 +169,7 @@ def test_one_rank_is_shown_with_its_place_and_its_peers(run):
     assert len(peers) == len(rank["peers"])
 
 
+@pytest.mark.long
 def test_the_bucket_and_the_nodes_can_be_set(run):
     words = (*DENSE, "--world-size", "64", "--json")
     usual, small = (json.loads(run(LLAMA_70B, *words, *more)) for more in ((), ("--rollout.refresh_bucket_mib", "64")))

@@ -100,6 +100,7 @@ def test_smoothing_leaves_a_straight_line_alone_except_at_its_ends(slope, start,
     assert smoothed(values, 2 * half + 1)[half:-half] == pytest.approx(values[half:-half])
 
 
+@pytest.mark.long
 def test_runs_with_different_metrics_are_drawn_together_and_what_is_missing_is_said(tmp_path):
     short, long = a_run("$short$", 2), a_run("_long", 60)
     evaluated = Run("evaluated", [*short.rows, {"step": 2, "eval/math/accuracy": 0.5}, {"step": 3, "grad_norm": None}])

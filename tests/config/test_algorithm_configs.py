@@ -17,6 +17,7 @@ def read(path):
     return load_config(["--config", str(path)])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("path", OTHERS, ids=lambda path: path.name)
 def test_a_config_of_an_algorithm_is_the_demo_with_its_methods(path):
     config = read(path)

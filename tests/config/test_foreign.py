@@ -98,6 +98,7 @@ def test_another_program_of_ours_says_the_name_that_it_has():
         load(EvaluateConfig, ["--model", "m", "--init_kl_coef", "1"], {"model": ""}, "")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
 def test_a_file_of_another_program_is_recognised_and_the_command_translates_it(file, tmp_path):
     with pytest.raises(ConfigError) as caught:

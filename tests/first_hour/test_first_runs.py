@@ -44,7 +44,8 @@ def train(home: Path, name: str, steps: int = 1, *words: str) -> list[str]:
 
 
 def steps_of(run: Path) -> list[int]:
-    return [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [row["step"] for row in rows if "timing/rollout" in row]  # the others are evaluations
 
 
 def wait_for(run: Path, file: str) -> None:

@@ -53,6 +53,7 @@ def test_a_beat_has_the_place_its_seconds_and_the_stack():
     assert pulse.beat().since > second.since
 
 
+@pytest.mark.long
 def test_the_call_that_waits_is_known_by_its_line_or_by_torch_s_file():
     class Work:
         def wait(self):

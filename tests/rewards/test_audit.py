@@ -68,6 +68,7 @@ def test_what_cannot_be_audited_is_said_in_one_message(run, capsys, arguments, w
     assert words in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_the_same_response_has_the_same_grade_where_it_is_made_and_in_an_audit(tmp_path):
     rules = {"math_answer": 1.0, "format": 0.5, "strict_format": 0.2, "base_acc": 0.3, "repetition(ngram=3)": 0.1}
     draw = random.Random(7)

@@ -86,6 +86,7 @@ launch(lambda arguments: 7, live, [], last_words=lambda: "; the same command res
     assert end.stderr == "\nended by SIGINT; the same command resumes from step 3\n"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "call, rank, status",
     [

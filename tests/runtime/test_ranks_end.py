@@ -89,6 +89,7 @@ def test_an_interrupt_is_one_line_that_says_how_to_go_on(rank):
     assert output.replace("lives", "").strip() == "ended by SIGINT; the same command resumes from step 3"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", [("--nproc_per_node", "3"), ("--standalone", "--nproc-per-node=3"), ("--nnodes=3",)])
 def test_settings_are_checked_for_the_ranks_that_there_will_be_before_any_starts(tiny_models, how, capsys):
     words = [

@@ -104,6 +104,7 @@ def test_a_gguf_file_becomes_a_model_directory_that_says_what_it_is(made, tool):
     assert json.loads((made / "config.json").read_text())["dtype"] == "float32"
 
 
+@pytest.mark.long
 def test_its_tokenizer_splits_numbers_into_digits_before_anything_else(made):
     from spmd_rl.data.tokens import load_tokenizer, render
 

@@ -80,6 +80,7 @@ def prompts(loaded):
     return [(p.index, p.token_ids, p.text, p.answer, p.row) for p in loaded.prompts]
 
 
+@pytest.mark.long
 def test_prepared_prompts_are_those_of_the_raw_file(prepare, config, model, tmp_path):
     prepare()
     assert is_prepared(str(tmp_path / "out.parquet")) and not is_prepared(str(config))

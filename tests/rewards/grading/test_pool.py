@@ -448,6 +448,7 @@ def lazy(tmp_path):
     return lambda function, module="plain": f"{tmp_path / module}.py:{function}"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rule", ["lazy", "lazy_list", "lazy_later"])
 def test_a_rule_that_loads_when_first_called_passes_the_trial_and_grades_in_every_new_process(lazy, rule):
     with GraderPool({lazy(rule): 1.0}, 2, 0.5, batch=2, first_call_seconds=10.0) as pool:
@@ -458,6 +459,7 @@ def test_a_rule_that_loads_when_first_called_passes_the_trial_and_grades_in_ever
             assert causes == ["timeout", *["correct"] * 4] * 2
 
 
+@pytest.mark.long
 def test_a_first_call_of_several_samples_may_load_too(lazy):
     with GraderPool({lazy("lazy_list"): 1.0}, 1, 0.5, batch=4, first_call_seconds=10.0) as pool:
         causes = [one.cause for one in grade(pool, *"abcd", "hang", *"efg")]
@@ -480,6 +482,7 @@ def test_a_first_call_that_hangs_costs_its_time_once_and_then_a_call_is_a_call(l
     assert "took longer than reward.first_call_seconds = 2" in caplog.text
 
 
+@pytest.mark.long
 def test_a_rule_that_is_always_too_slow_ends_in_timeouts(lazy):
     with GraderPool({lazy("always_slow"): 1.0}, 1, 0.3, first_call_seconds=10.0) as pool:
         causes = [one.cause for one in grade(pool, *"abcdefghij")]
@@ -494,6 +497,7 @@ def test_a_rule_that_loads_nothing_has_no_longer_than_any_call_when_its_process_
     assert [one.cause for one in scored] == ["timeout"] * 3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rules", [["lazy"], ["lazy", "quick"], ["lazy_list", "lazy"]])
 def test_a_modules_prepare_runs_once_for_all_processes_and_not_on_a_rules_clock(lazy, tmp_path, rules):
     with GraderPool({lazy(rule, "prepared"): 1.0 for rule in rules}, 2, 0.5) as pool:

@@ -146,6 +146,7 @@ def test_numbers_are_equal_by_value_and_else_only_where_the_shorter_is_the_longe
         assert abs(x.value - y.value) <= abs(longer.value) / 10**5 / 2
 
 
+@pytest.mark.long
 @settings(max_examples=200, deadline=None)
 @given(st.integers(1, 9999), st.integers(-300, 300), st.integers(1, 9999), st.integers(-300, 300))
 def test_numbers_of_any_size_are_equal_only_if_they_are(a, m, b, n):

@@ -29,6 +29,7 @@ def shard_checksums(shard, params, boxes):
     return {boxes[number]: value for number, _, value in checksums.values()}
 
 
+@pytest.mark.long
 @settings(max_examples=25, deadline=None)
 @given(models_and_layouts(most_ranks=8), st.sampled_from((torch.float32, torch.bfloat16)))
 def test_every_layout_gives_a_box_the_same_checksum(case, dtype):

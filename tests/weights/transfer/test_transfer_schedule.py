@@ -79,6 +79,7 @@ def arrivals(plan, destination, near):
     ]
 
 
+@pytest.mark.long
 @settings(max_examples=200, deadline=None)
 @given(moves(), st.sampled_from((0, 1, 2, 3, 4)), st.sampled_from((3, 20, 100, 1 << 24)))
 def test_each_element_that_a_rank_lacks_arrives_once_from_as_near_as_it_is_held_and_nothing_else_travels(
