@@ -1,9 +1,10 @@
 """Train by several configs with several seeds, and make the table of docs/algorithms.md:
-`python tools/bench_algorithms.py configs/*demo_smollm2_cpu.yaml --seeds 1 2 3 --output runs/algorithms`.
+`python tools/bench_algorithms.py configs/*demo_smollm2_cpu.yaml --seeds 1 2 3 --page docs/algorithms.md`.
 
 Runs are made one seed of all configs after the other, and what each came to is a line of OUTPUT/results.jsonl. One that
 is there, of the same settings, is not made again: an interrupted table goes on, `--runs 1` makes the next run alone,
-`--runs 0` only prints. One that fails is said and left out. What follows `--` goes to every run.
+`--runs 0` only prints. One that fails is said and left out. With `--page` the table of so far is in a page after each
+run, between the two lines that are there for it. What follows `--` goes to every run.
 """
 
 import argparse
@@ -21,6 +22,7 @@ from spmd_rl.config.loading import load_config
 HEAD = (
     "| config | greedy accuracy before | after | gained, least to most | minutes | seeds |\n|---|---|---|---|---|---|"
 )
+BEGIN, END = "<!-- table: tools/bench_algorithms.py -->\n", "<!-- end of table -->\n"
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,23 @@ def row(name: str, results: Sequence[Result]) -> str:
     )
 
 
+def table(configs: Sequence[Path], found: Sequence[Result]) -> str:
+    """Return the table of those configs that have results."""
+    of = {config.name: [one for one in found if one.config == config.name] for config in configs}
+    return "\n".join([HEAD, *(row(name, results) for name, results in of.items() if results)]) + "\n"
+
+
+def put_into(page: Path, made: str) -> None:
+    """Write a table into a page, in place of the one before."""
+    before, begins, rest = page.read_text(encoding="utf-8").partition(BEGIN)
+    _, ends, after = rest.partition(END)
+    if not begins or not ends:
+        raise ValueError(f"--page = {page}: it has no lines {BEGIN.strip()} and {END.strip()} for the table")
+    beside = page.with_suffix(".new")
+    beside.write_text(f"{before}{BEGIN}\n{made}\n{END}{after}", encoding="utf-8")
+    beside.replace(page)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("configs", type=Path, nargs="+")
@@ -95,6 +114,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--runs", type=int, help="make at most so many runs now; without it, all that are missing")
     parser.add_argument("--output", type=Path, default=Path("runs/algorithms"))
+    parser.add_argument("--page", type=Path, help="a page to write the table into")
     words = sys.argv[1:]
     end = words.index("--") if "--" in words else len(words)
     arguments, overrides = parser.parse_args(words[:end]), words[end + 1 :]
@@ -107,7 +127,14 @@ def main() -> None:
         found = {(one.config, one.seed, one.settings): one for one in read(results)}
         return {key: found[key] for key in wanted if key in found}
 
+    def made() -> str:
+        whole = table(arguments.configs, list(there().values()))
+        if arguments.page:
+            put_into(arguments.page, whole)
+        return whole
+
     missing = [key for key in wanted if key not in there()]
+    made()
     failed = False
     for key in missing[: arguments.runs]:
         config, seed, settings = wanted[key], key[1], key[2]
@@ -115,15 +142,12 @@ def main() -> None:
             rows = train(config, seed, arguments.ranks, arguments.output / f"{config.stem}_{seed}", overrides)
             minutes = sum(one.get("timing/all", 0.0) for one in rows) / 60
             add(results, Result(config.name, seed, settings, *accuracies(rows), minutes))
+            made()
         except (subprocess.CalledProcessError, OSError, ValueError) as error:
             failed = True
             print(f"{config.name}, seed {seed}: {error}", file=sys.stderr, flush=True)
-    found = there()
-    print(HEAD)
-    for config in arguments.configs:
-        if mine := [one for key, one in found.items() if key[0] == config.name]:
-            print(row(config.name, mine))
-    if left := len(wanted) - len(found):
+    print(made(), end="")
+    if left := len(wanted) - len(there()):
         print(f"{left} of {len(wanted)} runs are missing; the same command makes them", file=sys.stderr)
     sys.exit(1 if failed else 0)
 

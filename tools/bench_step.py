@@ -1,6 +1,8 @@
 """Tell where a step's time, memory and traffic go: `python tools/bench_step.py --config FILE [--section.key ...]`.
 
 Runs the configuration for a few steps without evaluations and prints the median step after the first, which warms up.
+`--against FILE` runs a second configuration with the same settings behind it, and says what the first one's training
+costs in updates of the second, and its memory: PPO's critic against GRPO.
 """
 
 import argparse
@@ -9,6 +11,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 from spmd_rl.config.loading import load_config
@@ -26,6 +29,8 @@ PHASES = (
     ("critic's update", "update_critic"),
     ("update", "update"),
 )
+TRAINING = ("old_log_p", "critic_model", "adv", "update_critic", "update")
+"""What learning from the samples of a step takes, whatever the algorithm; the reference's pass is left out."""
 RATES = (
     ("end to end", "e2e_tps"),
     ("rollout", "vllm_tps"),
@@ -35,7 +40,7 @@ RATES = (
 
 
 def run(config: Path, ranks: int, steps: int, overrides: list[str], directory: Path) -> list[dict[str, float]]:
-    """The rows of a run of `steps` steps."""
+    """Return the rows of a run of `steps` steps."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)]
     words = ["--config", str(config), *overrides]
     command += ["-m", load_config(words).program, *words]
@@ -46,13 +51,37 @@ def run(config: Path, ranks: int, steps: int, overrides: list[str], directory: P
     return [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
 
 
+def median_of(rows: list[dict[str, float]], name: str) -> float | None:
+    """Return the median of a metric over the rows that have it."""
+    values = [row[name] for row in rows if row.get(name) is not None]
+    return statistics.median(values) if values else None
+
+
+def compared(rows: list[dict[str, float]], others: list[dict[str, float]]) -> str:
+    """Return what training on a step's samples takes in policy updates of another run, and the memory of both.
+
+    Raises ValueError where the other run has no update.
+    """
+    update = median_of(others, "timing/update")
+    if not update:
+        raise ValueError("the configuration of --against made no update that could be compared with")
+    seconds = {phase: median_of(rows, f"timing/{phase}") for phase in TRAINING}
+    parts = {phase: took for phase, took in seconds.items() if took is not None}
+    peaks = [max(row["memory/peak_bytes"] for row in of_run) for of_run in (rows, others)]
+    return "\n".join(
+        (
+            f"training on a step's samples: {sum(parts.values()):.3f} s, an update of --against: {update:.3f} s: "
+            f"{sum(parts.values()) / update:.2f} times",
+            "  " + ", ".join(f"{phase} {took / update:.2f}" for phase, took in parts.items()),
+            f"peak memory of a rank: {_bytes(peaks[0])}, of --against: {_bytes(peaks[1])}: "
+            f"{peaks[0] / peaks[1]:.2f} times",
+        )
+    )
+
+
 def table(rows: list[dict[str, float]], ranks: int) -> str:
-    """The median of every number over the rows."""
-
-    def median(name: str) -> float | None:
-        values = [row[name] for row in rows if row.get(name) is not None]
-        return statistics.median(values) if values else None
-
+    """Return the median of every number over the rows."""
+    median = partial(median_of, rows)
     total = median("timing/all")
     assert total is not None
     lines = [f"{'phase':<24}{'seconds':>10}{'share':>9}{'peak memory':>14}{'network':>12}{'copied':>12}"]
@@ -90,16 +119,24 @@ def main() -> None:
     parser.add_argument("--config", type=Path, required=True)
     parser.add_argument("--ranks", type=int, default=2, help="processes on this machine")
     parser.add_argument("--steps", type=int, default=4, help="the first is left out")
-    parser.add_argument("--json", type=Path, help="also write the rows there")
+    parser.add_argument("--json", type=Path, help="also write the rows there, of the first configuration")
+    parser.add_argument("--against", type=Path, metavar="FILE", help="a configuration to compare with")
     options, overrides = parser.parse_known_args()
-    with tempfile.TemporaryDirectory() as directory:
-        rows = run(options.config, options.ranks, options.steps, overrides, Path(directory) / "run")
-    if options.json:
-        options.json.write_text("\n".join(json.dumps(row) for row in rows))
-    # Memory is a peak over the whole life of a rank, its start included.
-    peak = max(row["memory/peak_bytes"] for row in rows)
-    steady = [row | {"memory/peak_bytes": peak} for row in rows[1:]]
-    print(table(steady, options.ranks))
+
+    def steady(config: Path) -> list[dict[str, float]]:
+        with tempfile.TemporaryDirectory() as directory:
+            rows = run(config, options.ranks, options.steps, overrides, Path(directory) / "run")
+        if options.json and config == options.config:
+            options.json.write_text("\n".join(json.dumps(row) for row in rows))
+        # Memory is a peak over the whole life of a rank, its start included.
+        peak = max(row["memory/peak_bytes"] for row in rows)
+        return [row | {"memory/peak_bytes": peak} for row in rows[1:]]
+
+    rows = steady(options.config)
+    print(table(rows, options.ranks), flush=True)
+    if options.against:
+        others = steady(options.against)
+        print(f"\n{options.against}\n{table(others, options.ranks)}\n\n{compared(rows, others)}")
 
 
 if __name__ == "__main__":

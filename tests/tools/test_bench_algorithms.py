@@ -74,3 +74,22 @@ def test_results_of_other_settings_do_not_count_and_a_line_that_was_cut_off_is_m
     results.write_text(results.read_text()[:-5])
     assert table("--runs", "2")[0] == [("rloo", 1), ("ppo", 1)]
     assert len(results.read_text().splitlines()) == 3
+
+
+def test_the_table_of_so_far_is_in_a_page_after_each_run(table, tmp_path, monkeypatch):
+    page = tmp_path / "page.md"
+    page.write_text(f"above\n{bench_algorithms.BEGIN}old\n{bench_algorithms.END}below\n")
+    seen, train = [], bench_algorithms.train
+    monkeypatch.setattr(bench_algorithms, "train", lambda *call: seen.append(page.read_text()) or train(*call))
+    _, printed, _ = table("--page", str(page))
+    assert [text.count("yaml") for text in seen] == [0, 1, 2, 2], "rows are of configs"
+    before, _, rest = page.read_text().partition(bench_algorithms.BEGIN)
+    assert before == "above\n" and rest.endswith(f"{bench_algorithms.END}below\n")
+    assert "old" not in rest and rest.splitlines()[3:5] == printed
+
+
+def test_a_page_without_a_place_for_the_table_is_refused(tmp_path):
+    (tmp_path / "page.md").write_text("nothing")
+    with pytest.raises(ValueError, match="--page = .*page.md: it has no lines <!-- table: tools/bench_algorithms.py"):
+        bench_algorithms.put_into(tmp_path / "page.md", "")
+    assert (tmp_path / "page.md").read_text() == "nothing"
