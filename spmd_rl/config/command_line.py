@@ -1,6 +1,7 @@
 """Read settings from a command line, strictly, and print --help."""
 
 import contextlib
+import dataclasses
 import io
 import re
 from collections.abc import Iterable
@@ -79,16 +80,36 @@ def override(config: Settings, overrides: dict[str, list[str]], problems: list[P
         else:
             problems.append(unknown(name, type(config), WHERE, read_words(words)))
     try:
-        return _tyro([word for name in accepted for word in _words(name, accepted[name])], config)
+        return _with_words(config, accepted)
     except SystemExit:  # tyro stops at the first mistake; one by one finds them all
         for name, words in accepted.items():
             try:
-                config = _tyro(_words(name, words), config)
+                config = _with_words(config, {name: words})
             except SystemExit:
                 given = " ".join(overrides[name]) or "nothing"
                 what = describe(known[known_as(name, known)])
                 problems.append(Problem(name, given, "", _stray(words[1:], known) or f"expected {what}", WHERE))
         return config
+
+
+def _with_words(config: Settings, settings: dict[str, list[str]]) -> Settings:
+    """Return the settings with others in place of theirs; only sections that words are for are shown to tyro.
+
+    It makes an option of every setting that it is shown, which takes 0.1 s for all of a run. Raises SystemExit.
+    """
+    inside: dict[str, dict[str, list[str]]] = {}
+    for name, words in settings.items():
+        before, _, rest = name.partition(".")
+        section = before if dataclasses.is_dataclass(getattr(config, before, None)) else ""
+        inside.setdefault(section, {})[rest if section else name] = words
+    for section, own in inside.items():
+        argv = [word for name, words in own.items() for word in _words(name, words)]
+        if section:
+            changed = _tyro(argv, getattr(config, section))
+            config = dataclasses.replace(config, **{section: changed})  # type: ignore[type-var]
+        else:
+            config = _tyro(argv, config)
+    return config
 
 
 def _stray(words: list[str], known: Iterable[str]) -> str:
