@@ -1,13 +1,20 @@
 #!/usr/bin/env bash
-# The tests, set-up included: bash launch/test.sh [quick|main|nightly|coverage] [arguments for pytest]
+# The tests, set-up included: bash launch/test.sh [quick|main|nightly|coverage|device] [arguments for pytest]
 #   quick    no rank, no engine, nothing that takes seconds: at every save
 #   main     each law once, on real ranks and engines too: before a change lands (what is run where nothing is named)
 #   nightly  everything there is, in another order each time
 #   coverage main, and the lines that it did not run, of ranks' processes too
+#   device   on the NPU or GPU that is here, with what is installed: the training half's laws and speed, without vLLM;
+#            its arguments are those of tools/bench_update.py
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 case "${1:-}" in
 quick | main | nightly | coverage) set=$1 && shift ;;
+device)
+    shift
+    [[ -x .venv/bin/python ]] && python=.venv/bin/python || python="${PYTHON:-python3}"
+    exec "$python" tools/bench_update.py "$@"
+    ;;
 *) set=main ;;
 esac
 bash launch/setup_env.sh cpu
