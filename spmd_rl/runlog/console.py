@@ -25,14 +25,14 @@ SHOWN = (
     ("trunc", ("rollout/truncated_fraction",), "3.0%"),
     ("len", ("response_length/mean",), ".1f"),
     ("kl", (_KL,), ".4f"),
-    ("value loss", ("critic/vf_loss",), ".3f"),
+    ("vf loss", ("critic/vf_loss",), ".3f"),
     ("explained", ("critic/explained_variance",), ".2f"),
     ("entropy", ("actor/entropy",), ".2f"),
     ("grad", ("grad_norm",), ".2f"),
     ("lr", ("grpo/lr", "actor/lr"), ".1e"),
 )
 """In the order of the line: label, metrics of which the first that was measured is shown, format."""
-_NEEDED = ("step", "reward", "acc", "trunc", "", "len", "kl", "explained", "entropy", "tok/s", "value loss", "grad")
+_NEEDED = ("step", "reward", "acc", "trunc", "", "tok/s", "explained", "vf loss", "kl", "len", "entropy", "grad")
 _NEEDED += ("rollout", "update", "critic", "lr")
 """Labels that stay where not all fits, the first ones first."""
 NAMED_STEPS = 8
@@ -68,11 +68,17 @@ def console(steps: int) -> Console:
 class PlainConsole:
     """Lines only: for files, pipes and job logs."""
 
+    def __init__(self) -> None:
+        self.begun: set[str] = set()
+        """Parts of the start that have a line: one that goes on after another gets no second one."""
+
     def line(self, text: str) -> None:
         print(text, flush=True)
 
     def starting(self, part: str) -> None:
-        self.line(f"starting: {part}")
+        if part not in self.begun:
+            self.begun.add(part)
+            self.line(f"starting: {part}")
 
     def doing(self, phase: str) -> None:
         pass

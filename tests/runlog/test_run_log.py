@@ -25,7 +25,7 @@ from spmd_rl.data.digests import digests_of
 from spmd_rl.distributed.status import RankStatus
 from spmd_rl.distributed.terminal_lines import TerminalLines
 from spmd_rl.runlog.checkpoint_store import CheckpointStore
-from spmd_rl.runlog.console import SHOWN, TIMES, evaluation_line, step_line
+from spmd_rl.runlog.console import SHOWN, TIMES, PlainConsole, evaluation_line, step_line
 from spmd_rl.runlog.run_log import RunLog, combine, tokens_per_second
 from spmd_rl.runlog.sinks import grouped, require_wandb_key
 from spmd_rl.runlog.start_up import StartUp
@@ -671,6 +671,20 @@ def test_a_steps_line_fits_100_columns_and_keeps_what_matters(row, steps):
     usual = {name: 0.5 for name in STEP_METRICS} | {"response_length/mean": 4096.0, "e2e_tps": 1000.0}
     shown = step_line({"step": 9999} | usual, 9999, 64)
     assert all(f"  {label} " in shown for label in ("reward", "acc", "trunc")) and "  0.5s" in shown
+
+
+def test_a_critics_line_has_the_speed_and_the_value_loss():
+    row = {name: 0.5 for name in STEP_METRICS} | {"response_length/mean": 14.2, "e2e_tps": 130.0, "timing/all": 21.8}
+    assert step_line({"step": 8, **row}, 16, 2, reference=False) == (
+        "step  8/16  reward 0.500  acc 50%  trunc 50%  vf loss 0.500  explained 0.50  21.8s  260 tok/s"
+    )
+
+
+def test_a_part_of_a_start_that_goes_on_after_another_has_one_line(capsys):
+    shown = PlainConsole()
+    for part in ("imports", "meeting the ranks", "imports"):
+        shown.starting(part)
+    assert capsys.readouterr().out.splitlines() == ["starting: imports", "starting: meeting the ranks"]
 
 
 def test_a_start_is_told_part_by_part_and_at_its_end_where_the_time_went():
