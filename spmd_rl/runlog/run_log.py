@@ -104,9 +104,10 @@ class RunLog:
         """The steps after which a checkpoint could not be saved."""
         self._closed = False
         self._console: Console = start_up.console if start_up else console(config.train.steps)
+        steps, prompts = config.train.steps, config.train.prompts_per_step
         self.note(
-            f"run {config.run.name}: {world_size} ranks, {config.train.steps} steps of {config.train.prompts_per_step}"
-            f" prompts x {config.algorithm.samples_per_prompt} samples; everything goes to {self.run_dir}"
+            f"run {config.run.name}: {world_size} rank{'s' * (world_size != 1)}, {steps} step{'s' * (steps != 1)} of "
+            f"{prompts} prompts x {config.algorithm.samples_per_prompt} samples; everything goes to {self.run_dir}"
         )
         self.keep(f"launched {launch.time} on {launch.host}: {launch.command}")
         self.keep(", ".join([f"commit {launch.commit or 'unknown'}", *(" ".join(v) for v in launch.versions.items())]))
