@@ -157,6 +157,9 @@ def unknown(name: str, kind: type, where: str, value: Any = None) -> Problem:
     if answer := foreign_answer(name, value, known):
         return Problem(name, None, "there is no such setting", answer, where)
     last = name.rpartition(".")[2]
+    if name.startswith("critic.") and (both := {f"train.{last}", f"parallel.{last}"}.intersection(known)):
+        way = f"did you mean {both.pop()}? The critic has the policy's layout, micro-batches and number of updates"
+        return Problem(name, None, "there is no such setting", way, where)
     by_last: dict[str, str] = {}
     for full in known:
         by_last.setdefault(full.rpartition(".")[2], full)

@@ -143,6 +143,16 @@ def test_a_layout_of_the_critics_own_is_refused_by_name(words):
         load_config(words("--critic.parallel.tensor 2"))
 
 
+@pytest.mark.parametrize(
+    "name", ["parallel.pipeline", "train.tokens_per_microbatch", "train.minibatches", "train.epochs", "train.recompute"]
+)
+def test_what_the_critic_shares_with_the_policy_is_refused_with_the_setting_of_both(words, name):
+    own = f"critic.{name.removeprefix('train.')}"
+    said = f"{own}: there is no such setting; did you mean {name}? The critic has the policy's layout, micro-batches"
+    with pytest.raises(ValueError, match=said.replace("?", r"\?")):
+        load_config(words(f"--{own} 2"))
+
+
 def test_each_loop_refuses_the_settings_of_the_other(words):
     for critic, advantage, said in (
         (

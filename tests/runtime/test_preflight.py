@@ -10,11 +10,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from spmd_rl.config.loading import load_config
+from spmd_rl.data.tokens import load_tokenizer
 from spmd_rl.errors import ConfigError
 from spmd_rl.models import hub
 from spmd_rl.platforms import record
 from spmd_rl.platforms.cpu import CPU, HEAD_SIZES
-from spmd_rl.runtime import preflight
+from spmd_rl.runtime import preflight, startup
 from spmd_rl.runtime.startup import configure
 from tiny_models import make_tiny
 from tiny_tokenizer import make_tokenizer
@@ -176,3 +178,14 @@ def test_weights_on_the_hub_are_downloaded_when_everything_else_is_right(here, m
     assert hub.is_hub_model("some/llama")
     assert len(said("--model.path", "some/llama", "--parallel.tensor", "4")) == 1 and asked == [False]
     assert said("--model.path", "some/llama") == [] and asked == [False, False, True]
+
+
+def test_a_critic_that_reads_other_tokens_than_the_policy_writes_is_refused(tmp_path):
+    words = ["--algorithm.advantage", "gae", "--critic.path", str(make_tiny(tmp_path / "critic", "qwen2"))]
+    make_tokenizer(tmp_path / "critic")
+    make_tokenizer(make_tiny(tmp_path / "policy", "qwen2"))
+    make_tokenizer(tmp_path / "other", vocabulary=514)
+    config = load_config(["--model.path", str(tmp_path / "policy"), *words])
+    assert startup._critic_notes(config, load_tokenizer(tmp_path / "policy", False))
+    with pytest.raises(ConfigError, match="critic.path = .*its tokenizer is another one than the policy's.*leave it o"):
+        startup._critic_notes(config, load_tokenizer(tmp_path / "other", False))
