@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from deadlines import slowdown
 from spmd_rl.rewards.grade import RewardSample
 from spmd_rl.rewards.grading.pool import GraderPool
 
@@ -93,8 +94,21 @@ def rules(tmp_path):
 
 @pytest.fixture
 def pool(rules):
-    with GraderPool({rules("obey"): 1.0}, workers=2, timeout_seconds=2.0) as pool:
+    """A pool with more time than a busy machine needs."""
+    with GraderPool({rules("obey"): 1.0}, workers=2, timeout_seconds=60.0) as pool:
         yield pool
+
+
+@pytest.fixture
+def hasty(rules):
+    """A pool with little time, as tests that wait for its end want it."""
+    with GraderPool({rules("obey"): 1.0}, workers=2, timeout_seconds=short(2.0)) as pool:
+        yield pool
+
+
+def short(seconds: float) -> float:
+    """Return what is soon over, and yet enough for a rule that does nothing, however busy the machine is."""
+    return seconds * slowdown(0.02)
 
 
 def grade(pool, *responses, **fields):
@@ -108,7 +122,7 @@ def alive(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
-def wait_until(true, seconds=10.0):
+def wait_until(true, seconds=60.0):
     deadline = time.monotonic() + seconds
     while not true() and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -138,30 +152,30 @@ def test_several_samples_are_graded_at_once(pool, tmp_path):
 
 
 @pytest.mark.parametrize("how", ["sleep", "count"])
-def test_a_rule_that_takes_too_long_is_killed_and_the_other_verdicts_stand(pool, how, caplog):
-    before = processes(pool)
-    scored = grade(pool, "fine", how, "fine", "fine")
+def test_a_rule_that_takes_too_long_is_killed_and_the_other_verdicts_stand(hasty, how, caplog):
+    before = processes(hasty)
+    scored = grade(hasty, "fine", how, "fine", "fine")
     assert [(s.reward, s.cause) for s in scored] == [
         (1.0, "correct"),
         (0.0, "timeout"),
         (1.0, "correct"),
         (1.0, "correct"),
     ]
-    assert pool.busy_seconds >= 2.0
-    killed = set(before) - set(processes(pool))
+    assert hasty.busy_seconds >= 2.0
+    killed = set(before) - set(processes(hasty))
     assert len(killed) == 1 and wait_until(lambda: not any(map(alive, killed)))
-    assert "reward.timeout_seconds = 2" in caplog.text
+    assert "reward.timeout_seconds = " in caplog.text
 
 
-def test_limits_hold_while_nobody_collects(pool):
-    before = processes(pool)
-    pool.submit(0, RewardSample("q", "sleep", "a"))
-    pool.submit(1, RewardSample("q", "sleep", "a"))
+def test_limits_hold_while_nobody_collects(hasty):
+    before = processes(hasty)
+    hasty.submit(0, RewardSample("q", "sleep", "a"))
+    hasty.submit(1, RewardSample("q", "sleep", "a"))
     assert wait_until(lambda: not any(map(alive, before)))
 
 
-def test_what_a_rule_started_is_killed_with_it(pool, tmp_path):
-    assert grade(pool, f"spawn {tmp_path}/pids")[0].cause == "timeout"
+def test_what_a_rule_started_is_killed_with_it(hasty, tmp_path):
+    assert grade(hasty, f"spawn {tmp_path}/pids")[0].cause == "timeout"
     pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
     assert wait_until(lambda: not any(_runs(pid) for pid in pids))
 
@@ -175,7 +189,9 @@ def _runs(pid: int) -> bool:
 
 
 def test_the_rules_after_a_killed_one_still_give_their_score(rules):
-    with GraderPool({rules("other"): 1.0, rules("obey"): 1.0, rules("judge"): 1.0, "exact": 2.0}, 1, 1.0) as pool:
+    with GraderPool(
+        {rules("other"): 1.0, rules("obey"): 1.0, rules("judge"): 1.0, "exact": 2.0}, 1, short(1.0)
+    ) as pool:
         (scored,) = grade(pool, "sleep")
         assert scored.cause == "timeout" and scored.reward == 0.5
         assert list(scored.scores.values()) == [0.5, 0.0, 0.0, 0.0] and list(scored.scores)[3] == "exact"
@@ -241,7 +257,7 @@ def test_a_rule_that_returns_none_does_not_count_for_that_sample_and_the_others_
     ],
 )
 def test_a_rule_that_fails_on_the_first_prompts_answer_is_told_with_what_it_should_be(rules, rule, said):
-    with GraderPool({"exact": 1.0, rules(rule): 1.0}, timeout_seconds=0.5) as pool:
+    with GraderPool({"exact": 1.0, rules(rule): 1.0}, timeout_seconds=0.5 if rule == "lazy" else 60.0) as pool:
         if not said:
             pool.try_rules(RewardSample("q", "7", "7"))
             return
@@ -337,14 +353,14 @@ def scored(pool, *responses):
 
 
 def test_asynchronous_gradings_overlap_in_one_process(rules, tmp_path):
-    with GraderPool({rules("ask"): 1.0}, workers=1, timeout_seconds=20.0, batch=5) as pool:
+    with GraderPool({rules("ask"): 1.0}, workers=1, timeout_seconds=60.0, batch=5) as pool:
         assert len(processes(pool)) == 1
         (tmp_path / "here").mkdir()
         assert scored(pool, *[f"meet {tmp_path}/here"] * 5) == [(0.25, "correct")] * 5
 
 
 def test_an_asynchronous_grading_that_hangs_blocks_raises_or_vanishes_costs_its_own_score_only(rules):
-    with GraderPool({rules("ask"): 1.0}, workers=1, timeout_seconds=0.5) as pool:
+    with GraderPool({rules("ask"): 1.0}, workers=1, timeout_seconds=short(0.5)) as pool:
         fine, late, crash = (0.25, "correct"), (0.0, "timeout"), (0.0, "crash")
         assert scored(pool, "fine", "hang", "fine", "raise") == [fine, late, fine, crash]
         assert scored(pool, "fine", "block", "fine") == [fine, late, fine]
@@ -354,7 +370,7 @@ def test_an_asynchronous_grading_that_hangs_blocks_raises_or_vanishes_costs_its_
 
 @pytest.mark.parametrize("word, cause", [("sleep", "timeout"), ("raise", "crash"), ("vanish", "crash")])
 def test_a_batch_with_one_bad_sample_does_not_lose_the_others(rules, word, cause):
-    with GraderPool({rules("together"): 1.0}, timeout_seconds=0.5, batch=8) as pool:
+    with GraderPool({rules("together"): 1.0}, timeout_seconds=short(0.5) if word == "sleep" else 60.0, batch=8) as pool:
         assert scored(pool, "a", "b", word, "c") in ([(1.0, "correct")] * 2 + [(0.0, cause), (1.0, "correct")],)
 
 
@@ -374,7 +390,7 @@ def test_a_rule_for_lists_that_returns_too_few_stops_the_run(rules):
 
 
 def test_an_asynchronous_rule_for_lists_is_stopped_when_it_takes_too_long(rules):
-    with GraderPool({rules("together_later"): 1.0}, timeout_seconds=0.5) as pool:
+    with GraderPool({rules("together_later"): 1.0}, timeout_seconds=short(0.5)) as pool:
         assert scored(pool, "a", "sleep", "b") == [(0.75, "correct"), (0.0, "timeout"), (0.75, "correct")]
 
 
@@ -391,7 +407,7 @@ def test_a_rule_that_exhausts_the_memory_is_a_crash_and_grading_goes_on(rules, c
 
 def test_hangs_in_c_and_in_sympy_cost_no_other_verdict(rules):
     hang = r"\boxed{9^{9^{9^{9^{9}}}} - x}"
-    with GraderPool({"math_answer": 1.0, rules("hang_in_c"): 0.5}, workers=2, timeout_seconds=1.0) as pool:
+    with GraderPool({"math_answer": 1.0, rules("hang_in_c"): 0.5}, workers=2, timeout_seconds=short(1.0)) as pool:
         for number in range(200):
             response = {50: hang, 100: "hang"}.get(number, str(number))
             pool.submit(number, RewardSample("q", response, "x" if response == hang else str(number)))
@@ -451,7 +467,7 @@ def lazy(tmp_path):
 @pytest.mark.long
 @pytest.mark.parametrize("rule", ["lazy", "lazy_list", "lazy_later"])
 def test_a_rule_that_loads_when_first_called_passes_the_trial_and_grades_in_every_new_process(lazy, rule):
-    with GraderPool({lazy(rule): 1.0}, 2, 0.5, batch=2, first_call_seconds=10.0) as pool:
+    with GraderPool({lazy(rule): 1.0}, 2, short(0.5), batch=2, first_call_seconds=60.0) as pool:
         pool.try_rules(RewardSample("q", "7", "7"))
         assert [one.cause for one in grade(pool, *"abcdef")] == ["correct"] * 6
         if rule == "lazy":  # what replaces a killed process loads again, and has the time for it
@@ -461,16 +477,16 @@ def test_a_rule_that_loads_when_first_called_passes_the_trial_and_grades_in_ever
 
 @pytest.mark.long
 def test_a_first_call_of_several_samples_may_load_too(lazy):
-    with GraderPool({lazy("lazy_list"): 1.0}, 1, 0.5, batch=4, first_call_seconds=10.0) as pool:
+    with GraderPool({lazy("lazy_list"): 1.0}, 1, short(0.5), batch=4, first_call_seconds=10.0) as pool:
         causes = [one.cause for one in grade(pool, *"abcd", "hang", *"efg")]
     assert causes == ["correct"] * 4 + ["timeout"] + ["correct"] * 3
 
 
 def test_a_rule_that_loads_nothing_keeps_to_its_time_after_many_calls(lazy):
-    with GraderPool({lazy("quick"): 1.0}, 1, 0.3, first_call_seconds=60.0) as pool:
+    with GraderPool({lazy("quick"): 1.0}, 1, short(0.3), first_call_seconds=600.0) as pool:
         grade(pool, *"abcdefgh")
         scored = grade(pool, "hang", "a", "hang", "hang", "b", "hang")
-        assert pool.busy_seconds < 60.0, "none had the time of a first call"
+        assert pool.busy_seconds < 600.0, "none had the time of a first call"
     assert [one.cause for one in scored].count("timeout") == 4
 
 
@@ -500,7 +516,7 @@ def test_a_rule_that_loads_nothing_has_no_longer_than_any_call_when_its_process_
 @pytest.mark.long
 @pytest.mark.parametrize("rules", [["lazy"], ["lazy", "quick"], ["lazy_list", "lazy"]])
 def test_a_modules_prepare_runs_once_for_all_processes_and_not_on_a_rules_clock(lazy, tmp_path, rules):
-    with GraderPool({lazy(rule, "prepared"): 1.0 for rule in rules}, 2, 0.5) as pool:
+    with GraderPool({lazy(rule, "prepared"): 1.0 for rule in rules}, 2, short(0.5)) as pool:
         pool.try_rules(RewardSample("q", "7", "7"))
         assert {one.cause for one in grade(pool, *"abcdef")} == {"correct"}
     assert (tmp_path / "log").read_text().count("loads") == 1
@@ -510,7 +526,7 @@ def test_a_rule_with_options_is_prepared_too_and_a_helper_that_needs_arguments_i
     path = tmp_path / "helper.py"
     path.write_text("def prepare(text): raise KeyError\ndef judge(sample, scale: float = 1.0): return scale\n")
     rules = {f"{path}:judge(scale=2)": 1.0, f"{lazy('lazy', 'prepared')}()": 1.0}
-    with GraderPool(rules, 1, 0.5) as pool:
+    with GraderPool(rules, 1, short(0.5)) as pool:
         assert [one.reward for one in grade(pool, "a")] == [3.0]
 
 
