@@ -2,6 +2,8 @@
 
     python tools/dequantize_fp8.py models/DeepSeek-R1 --output models/DeepSeek-R1-BF16
 
+A run reads such a directory too, and multiplies whenever it loads: this is for those who load it often, or elsewhere.
+
 A weight of float8 is multiplied by the number that `NAME_scale_inv` has for its block of 128 x 128 (config.json says
 the size), and rounded to bfloat16; everything else stays as it is. Layers for the prediction of several tokens
 (num_nextn_predict_layers) are left out: they are not trained here. File by file, a few rows at a time: 671 billion
@@ -23,13 +25,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch  # noqa: E402
 from safetensors import safe_open  # noqa: E402
 
+from spmd_rl.weights.files.fp8_blocks import FP8, SCALE, dequantized  # noqa: E402
 from spmd_rl.weights.files.hf_extras import copy_companions  # noqa: E402
 from spmd_rl.weights.files.hf_reader import DTYPES, INDEX, SINGLE  # noqa: E402
 from spmd_rl.weights.files.safetensors_files import SafetensorsFiles  # noqa: E402
 from spmd_rl.weights.transfer.boxes import Box  # noqa: E402
 
-FP8 = "F8_E4M3"
-SCALE = "_scale_inv"
 ROW_BLOCKS = 8
 """Rows of blocks that are in memory at a time."""
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
@@ -169,18 +170,6 @@ def convert_file(
         writer.close()
     (output / partial).rename(output / file)
     return size
-
-
-def dequantized(weight: torch.Tensor, scales: torch.Tensor, block: tuple[int, int]) -> torch.Tensor:
-    """Multiply each block of a weight [R, C] by its scale [R / block, C / block]; bfloat16.
-
-    Raises ValueError where the scales are not those of its blocks.
-    """
-    wanted = tuple(-(-size // part) for size, part in zip(weight.shape, block, strict=True))
-    if tuple(scales.shape) != wanted:
-        raise ValueError(f"a weight of {tuple(weight.shape)} has {wanted} blocks, and scales of {tuple(scales.shape)}")
-    wide = scales.repeat_interleave(block[0], 0)[: weight.shape[0]].repeat_interleave(block[1], 1)[:, : weight.shape[1]]
-    return (weight.float() * wide).to(torch.bfloat16)
 
 
 if __name__ == "__main__":

@@ -62,6 +62,13 @@ def rope(content: Content) -> tuple[float, dict[str, Any] | None]:
     return float(theta), None if kind == "default" else {"rope_type": kind, **found}
 
 
+def _readable(quantized: object) -> bool:
+    """Return whether weights are stored as they are computed with, or in float8 with a scale for each block."""
+    if not quantized:
+        return True
+    return isinstance(quantized, dict) and quantized.get("quant_method") == "fp8" and "weight_block_size" in quantized
+
+
 def decoder_refusals(content: Content) -> list[Refusal]:
     """Return what no family computes."""
     refused: list[Refusal] = []
@@ -72,7 +79,7 @@ def decoder_refusals(content: Content) -> list[Refusal]:
         refused.append((f"hidden_act is {content['hidden_act']}", "supported is silu"))
     if content.get("use_sliding_window") or "sliding_attention" in (content.get("layer_types") or []):
         refused.append(("it uses sliding-window attention, which is not supported", OTHER))
-    if content.get("quantization_config"):
+    if not _readable(content.get("quantization_config")):
         refused.append(("its weights are quantized", "use the original weights, or a copy in bfloat16"))
     _, scaling = rope(content)
     if scaling is not None and scaling["rope_type"] not in _SCALINGS:

@@ -1,9 +1,12 @@
 """Options that vLLM needs for a model and does not find out itself."""
 
+from pathlib import Path
+
 from spmd_rl.config.engine_cache import REST_BYTES
 from spmd_rl.config.rollout_config import EngineConfig
 from spmd_rl.errors import ConfigError, Problem
 from spmd_rl.models.model_shape import ModelShape
+from spmd_rl.models.quantized import block_size
 from spmd_rl.platforms.platform import Platform
 
 
@@ -14,7 +17,11 @@ def model_options(
 
     `knob`: the setting that names the model.
     """
-    return {**platform.engine_options, **platform.engine_model_options(model_path, shape, block_tokens, knob)}
+    options = {**platform.engine_options, **platform.engine_model_options(model_path, shape, block_tokens, knob)}
+    if block_size(Path(model_path)) is not None:
+        # The weights that a refresh writes are not quantized, whatever the directory's are.
+        options["hf_overrides"] = {"quantization_config": None}
+    return options
 
 
 def switches(settings: EngineConfig, platform: Platform) -> dict[str, object]:

@@ -153,10 +153,19 @@ def test_deepseek_v3_is_read_as_published(tmp_path):
     assert parameters / 1e9 == pytest.approx(671.0, abs=0.1)
 
 
+def test_float8_with_a_scale_for_each_block_is_no_other_model(tmp_path):
+    plain = read_model_shape(write(tmp_path, DEEPSEEK_V3))
+    blocks = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
+    assert read_model_shape(write(tmp_path, DEEPSEEK_V3 | {"quantization_config": blocks})) == plain
+
+
 @pytest.mark.parametrize(
     "change, said",
     [
-        ({"quantization_config": {"quant_method": "fp8"}}, "a copy in bfloat16"),
+        (
+            {"quantization_config": {"quant_method": "fp8"}},
+            "a copy in bfloat16",
+        ),
         ({"num_experts_per_tok": 6}, "num_experts_per_tok = 6 with topk_group = 4"),
         ({"norm_topk_prob": False}, "norm_topk_prob is off"),
         ({"scoring_func": "softmax"}, "scoring_func is softmax"),

@@ -1,11 +1,14 @@
 """The share of a device that vLLM is told to count on."""
 
+import json
+from types import SimpleNamespace
+
 import pytest
 
 from spmd_rl.config.loading import load_config
 from spmd_rl.errors import ConfigError
 from spmd_rl.platforms import record
-from spmd_rl.rollout.options import REST_BYTES, memory_of_engine, switches
+from spmd_rl.rollout.options import REST_BYTES, memory_of_engine, model_options, switches
 
 GIB = 2**30
 
@@ -49,3 +52,12 @@ def test_graphs_are_refused_where_there_are_none():
     assert switches(config.rollout, record("cuda"))["enforce_eager"] is False
     with pytest.raises(ConfigError, match=r"rollout.eager = False: on such a machine the engine has no graphs"):
         switches(config.rollout, record("cpu"))
+
+
+def test_vllm_is_told_that_nothing_is_quantized_where_the_directory_is(tmp_path):
+    shape = SimpleNamespace(mla=None, head_dim=64)
+    said = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    for config, expected in (({}, None), ({"quantization_config": said}, {"quantization_config": None})):
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        for platform in ("cpu", "cuda", "npu"):
+            assert model_options(str(tmp_path), shape, 32, record(platform)).get("hf_overrides") == expected

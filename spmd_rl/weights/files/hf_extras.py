@@ -31,19 +31,27 @@ _COMPANIONS = (
 
 
 def copy_companions(source: Path, target: Path, dtype: torch.dtype | None = None) -> None:
-    """Copy config.json, tokenizer and the like; config.json then says `dtype`, unless None."""
+    """Copy config.json, tokenizer and the like; config.json then says `dtype`, unless None.
+
+    It speaks no more of float8, which is gone once weights are read, nor of layers for the prediction of several
+    tokens (num_nextn_predict_layers), which are not trained: what is written has neither.
+    """
     for pattern in _COMPANIONS:
         for file in source.glob(pattern):
             if file.is_file():
                 shutil.copyfile(file, target / file.name)
-    if dtype is None:
+    file = target / "config.json"
+    if not file.is_file():
         return
-    config = json.loads((target / "config.json").read_text())
-    name = str(dtype).removeprefix("torch.")
-    stale = [key for key in ("torch_dtype", "dtype") if config.get(key, name) != name]
-    if stale:
-        config.update(dict.fromkeys(stale, name))
-        (target / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    config = json.loads(file.read_text())
+    changed = {key: value for key, value in config.items() if key != "quantization_config"}
+    if changed.get("num_nextn_predict_layers"):
+        changed["num_nextn_predict_layers"] = 0
+    if dtype is not None:
+        name = str(dtype).removeprefix("torch.")
+        changed |= {key: name for key in ("torch_dtype", "dtype") if key in config}
+    if changed != config:
+        file.write_text(json.dumps(changed, indent=2) + "\n")
 
 
 def say_value_head(directory: Path, shape: ModelShape) -> None:

@@ -12,8 +12,10 @@ from safetensors import SafetensorError, safe_open
 
 from spmd_rl.errors import ConfigError, Problem
 from spmd_rl.models import FAMILIES, usual_name
+from spmd_rl.models.quantized import block_size
 from spmd_rl.models.weight_rows import Sizes
 from spmd_rl.weights.families import hf_tensors
+from spmd_rl.weights.files.fp8_blocks import FP8, SCALE, blocks_of, dequantized
 from spmd_rl.weights.files.weight_source import fill_shard, some
 from spmd_rl.weights.transfer.boxes import Box, Index, Shard
 
@@ -64,7 +66,7 @@ def read_headers(path: str | Path, knob: str = "model.path") -> dict[str, Header
 
 
 class HfSource:
-    """A Hugging Face directory, read slice by slice: only what is asked for.
+    """A Hugging Face directory, read slice by slice: only what is asked for; blocks of float8 become bfloat16.
 
     The whole directory is checked against the model's shape first. `zeros`: tensors that it lacks and that are zero.
     Raises ValueError: no directory, no safetensors, a file that is missing or broken, a tensor that is missing,
@@ -82,6 +84,7 @@ class HfSource:
         self.path = Path(path)
         self.headers = read_headers(self.path, knob)
         check_headers(self.path, self.headers, shape, knob)
+        self._block = block_size(self.path)
         self._zeros = frozenset(zeros)
         self._remap_bytes = remap_bytes
         self._file: Path | None = None
@@ -89,23 +92,34 @@ class HfSource:
         self._touched = 0
 
     def dtype(self, tensor: str) -> torch.dtype:
-        return DTYPES[self.headers["model.embed_tokens.weight" if tensor in self._zeros else tensor].dtype]
+        stored = self.headers["model.embed_tokens.weight" if tensor in self._zeros else tensor].dtype
+        return torch.bfloat16 if stored == FP8 else DTYPES[stored]
 
     def copy(self, box: Box, target: torch.Tensor) -> None:
         if box.tensor in self._zeros:
             target.zero_()
             return
         header = self.headers[box.tensor]
+        if header.dtype == FP8:
+            assert self._block is not None and len(box.start) == 2
+            scales = self.headers[box.tensor + SCALE]
+            blocks = self._read(scales, blocks_of(box.start, box.shape, self._block))
+            part = tuple(slice(a, a + n) for a, n in zip(box.start, box.shape, strict=True))
+            target.copy_(dequantized(self._read(header, part), blocks, self._block, box.start))
+            return
+        target.copy_(self._read(header, tuple(slice(a, a + n) for a, n in zip(box.start, box.shape, strict=True))))
+
+    def _read(self, header: Header, part: tuple[slice, ...]) -> torch.Tensor:
         with _naming(header.file):
             # The files are mapped into memory: what was read counts as this process's until they are closed.
             if self._handle is None or header.file != self._file or self._touched >= self._remap_bytes:
                 self._handle = None
                 self._handle, self._file, self._touched = safe_open(header.file, framework="pt"), header.file, 0
-            part = tuple(slice(a, a + n) for a, n in zip(box.start, box.shape, strict=True))
-            target.copy_(self._handle.get_slice(header.name)[part])  # type: ignore[no-untyped-call]
+            found = self._handle.get_slice(header.name)[part]  # type: ignore[no-untyped-call]
         # A part of each row costs the pages of whole rows.
-        rows = box.elements // box.shape[-1]
-        self._touched += rows * header.shape[-1] * self.dtype(box.tensor).itemsize
+        rows = found.numel() // max(1, found.shape[-1])
+        self._touched += rows * header.shape[-1] * found.element_size()
+        return found
 
 
 def load_shard(
@@ -132,7 +146,9 @@ def check_headers(path: str | Path, headers: Mapping[str, Header], shape: Sizes,
         raise refused(met, "fetch them again, or train a head first")
     if missing:
         raise refused(f"lacks {some(missing)}", "its config.json describes another model")
-    unexpected = [name for name in headers if name not in expected and not _harmless(name, shape)]
+    block = block_size(Path(path))
+    scales = {name + SCALE for name in expected if name in headers and headers[name].dtype == FP8} if block else set()
+    unexpected = [name for name in headers if name not in scales | expected.keys() and not _harmless(name, shape)]
     if unexpected:
         met = f"holds {some(unexpected)}, which a {shape.family} model as config.json describes it doesn't have"
         raise refused(met, "they would be ignored")
@@ -141,7 +157,13 @@ def check_headers(path: str | Path, headers: Mapping[str, Header], shape: Sizes,
         if header.shape != size:
             met = f"{name} has shape {header.shape} in {header.file.name}, its config.json means {size}"
             raise refused(met, "fetch the directory again")
-        if header.dtype not in DTYPES:
+        if block and header.dtype == FP8 and len(size) == 2:
+            wanted = tuple(-(-length // part) for length, part in zip(size, block, strict=True))
+            found = headers.get(name + SCALE)
+            if found is None or found.shape != wanted or found.dtype not in DTYPES:
+                met = f"{name} is {FP8} in {header.file.name}, and the scales {wanted} of its blocks are not there"
+                raise refused(met, "fetch the directory again")
+        elif header.dtype not in DTYPES:
             met = f"{name} is {header.dtype} in {header.file.name}, and quantized weights can't be trained"
             raise refused(met, f"use a directory with {', '.join(DTYPES)}")
 

@@ -7,6 +7,7 @@ import torch
 from spmd_rl.distributed.layout import TrainLayout
 from spmd_rl.models.blocks import Experts, LatentAttention
 from spmd_rl.weights.families import megatron_shard
+from spmd_rl.weights.files.hf_extras import copy_companions
 from spmd_rl.weights.files.hf_reader import check_headers, load_shard, read_headers
 from tests.weights.models import filled, model_shape, random_weights, save_directory
 
@@ -115,6 +116,60 @@ def test_quantized_weights_are_refused(tmp_path):
     tensors["model.norm.weight"] = tensors["model.norm.weight"].to(torch.int8)
     with pytest.raises(ValueError, match=r"model\.norm\.weight is I8"):
         load(save_directory(tmp_path, tensors), shape)
+
+
+def in_float8(tensors, block):
+    """Every matrix but the embedding and the head as blocks of float8 with their scales; and what that means."""
+    stored, meant = {}, {}
+    for name, values in tensors.items():
+        if values.dim() != 2 or "embed" in name or "lm_head" in name:
+            stored[name] = meant[name] = values
+            continue
+        sizes = [-(-size // part) for size, part in zip(values.shape, block, strict=True)]
+        scales = torch.rand(sizes) + 0.5
+        stored[name], stored[name + "_scale_inv"] = values.to(torch.float8_e4m3fn), scales
+        wide = scales.repeat_interleave(block[0], 0).repeat_interleave(block[1], 1)
+        wide = wide[: values.shape[0], : values.shape[1]]
+        meant[name] = (stored[name].float() * wide).bfloat16().float()
+    return stored, meant
+
+
+def save_float8(path, shape, block, leave_out=()):
+    stored, meant = in_float8(random_weights(shape), block)
+    save_directory(path, {name: values for name, values in stored.items() if name not in leave_out}, 2)
+    config = {"quantization_config": {"quant_method": "fp8", "weight_block_size": list(block)}}
+    (path / "config.json").write_text(json.dumps(config))
+    return meant
+
+
+@pytest.mark.parametrize("block", [(4, 4), (3, 5), (128, 128)])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_blocks_of_float8_are_multiplied_by_their_scales_wherever_a_rank_cuts_them(tmp_path, block, rank):
+    shape = model_shape()
+    meant = save_float8(tmp_path, shape, block)
+    shard = megatron_shard(shape, LAYOUT, rank)
+    params = empty(shard)
+    load_shard(tmp_path, shard, params, shape)
+    expected = filled(shard, meant)
+    assert all(torch.equal(params[name], expected[name]) for name in shard.params)
+
+
+def test_float8_without_its_scales_is_refused(tmp_path):
+    shape = model_shape()
+    lost = next(name for name in in_float8(random_weights(shape), (4, 4))[0] if name.endswith("_scale_inv"))
+    save_float8(tmp_path, shape, (4, 4), (lost,))
+    with pytest.raises(ValueError, match=rf"{lost.removesuffix('_scale_inv')} is F8_E4M3.*scales .* are not there"):
+        load(tmp_path, shape)
+
+
+def test_what_is_written_of_such_a_directory_speaks_of_neither_float8_nor_layers_that_are_left_out(tmp_path):
+    config = {"quantization_config": {"quant_method": "fp8"}, "num_nextn_predict_layers": 1, "torch_dtype": "float32"}
+    (tmp_path / "from").mkdir()
+    (tmp_path / "to").mkdir()
+    (tmp_path / "from" / "config.json").write_text(json.dumps(config))
+    copy_companions(tmp_path / "from", tmp_path / "to", torch.bfloat16)
+    written = json.loads((tmp_path / "to" / "config.json").read_text())
+    assert written == {"num_nextn_predict_layers": 0, "torch_dtype": "bfloat16"}
 
 
 @pytest.mark.parametrize("damage", ["cut", "header", "empty", "pointer", "length"])
