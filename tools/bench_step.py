@@ -30,7 +30,7 @@ PHASES = (
     ("update", "update"),
 )
 TRAINING = ("old_log_p", "critic_model", "adv", "update_critic", "update")
-"""What learning from the samples of a step takes, whatever the algorithm; the reference's pass is left out."""
+"""All that learning from the samples of a step takes, but for a reference's pass."""
 RATES = (
     ("end to end", "e2e_tps"),
     ("rollout", "vllm_tps"),
@@ -65,14 +65,19 @@ def compared(rows: list[dict[str, float]], others: list[dict[str, float]]) -> st
     update = median_of(others, "timing/update")
     if not update:
         raise ValueError("the configuration of --against made no update that could be compared with")
-    seconds = {phase: median_of(rows, f"timing/{phase}") for phase in TRAINING}
-    parts = {phase: took for phase, took in seconds.items() if took is not None}
+
+    def parts_of(run: list[dict[str, float]]) -> dict[str, float]:
+        seconds = {phase: median_of(run, f"timing/{phase}") for phase in TRAINING}
+        return {phase: took for phase, took in seconds.items() if took is not None}
+
+    parts, theirs = parts_of(rows), sum(parts_of(others).values())
     peaks = [max(row["memory/peak_bytes"] for row in of_run) for of_run in (rows, others)]
     return "\n".join(
         (
             f"training on a step's samples: {sum(parts.values()):.3f} s, an update of --against: {update:.3f} s: "
             f"{sum(parts.values()) / update:.2f} times",
             "  " + ", ".join(f"{phase} {took / update:.2f}" for phase, took in parts.items()),
+            f"all of the training of --against: {theirs:.3f} s: {sum(parts.values()) / theirs:.2f} times",
             f"peak memory of a rank: {_bytes(peaks[0])}, of --against: {_bytes(peaks[1])}: "
             f"{peaks[0] / peaks[1]:.2f} times",
         )

@@ -46,6 +46,7 @@ def test_training_is_compared_in_updates_of_another_configuration_with_the_same_
     assert made == [(name, ["--train.minibatches", "4"]) for name in ("ppo.yaml", "grpo.yaml")]
     assert "training on a step's samples: 8.500 s, an update of --against: 4.000 s: 2.12 times" in out
     assert "old_log_p 0.25, critic_model 0.25, adv 0.12, update_critic 0.75, update 0.75" in out
+    assert "all of the training of --against: 5.000 s: 1.70 times" in out
     assert "peak memory of a rank: 3.00 GiB, of --against: 2.00 GiB: 1.50 times" in out
 
 
