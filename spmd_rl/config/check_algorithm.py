@@ -1,12 +1,14 @@
 """Say which methods cannot go together."""
 
-from spmd_rl.config.config import AlgorithmConfig, Config
+from spmd_rl.config.config import GAE, AlgorithmConfig, Config
 from spmd_rl.errors import Problem
 
 COMPARING = ("grpo", "group_norm", "dr_grpo", "rloo", "reinforce_plus_plus_baseline")
 """Advantages that compare the samples of one prompt."""
 OF_RESPONSES = ("gspo", "rloo")
 """Losses with one ratio for all of a response."""
+LOSSES_WITHOUT_DUAL = ("grpo", "cispo", *OF_RESPONSES)
+"""Those that do not read clip_dual; one of the user's may."""
 
 
 def algorithm_problems(config: Config) -> list[Problem]:
@@ -51,7 +53,7 @@ def algorithm_problems(config: Config) -> list[Problem]:
 
 def algorithm_notes(algorithm: AlgorithmConfig) -> list[str]:
     """Return what works and is worth knowing."""
-    said: list[str] = []
+    said = _without_effect(algorithm)
     if algorithm.kl_coefficient and not algorithm.kl_in_reward and algorithm.kl_estimator in ("k1", "kl"):
         said.append(
             f"algorithm.kl_estimator = {algorithm.kl_estimator}: in the loss its expected gradient is zero; k2 and k3 "
@@ -68,6 +70,22 @@ def algorithm_notes(algorithm: AlgorithmConfig) -> list[str]:
             "its paper clips at 0.0003 (clip_low) and 0.0004 (clip_high)"
         )
     return said
+
+
+def _without_effect(algorithm: AlgorithmConfig) -> list[str]:
+    """Return which settings were changed that the chosen methods do not look at."""
+    uses = {
+        ("gamma", "lam", "value_loss", "value_clip"): (algorithm.uses_critic, f"algorithm.advantage = {GAE}"),
+        ("kl_target", "kl_horizon"): (algorithm.kl_control == "adaptive", "algorithm.kl_control = adaptive"),
+        ("kl_estimator", "kl_control"): (algorithm.uses_reference, "algorithm.kl_coefficient above 0"),
+        ("clip_dual",): (bare(algorithm.loss) not in LOSSES_WITHOUT_DUAL, "algorithm.loss = dual_clip"),
+    }
+    return [
+        f"algorithm.{name} = {getattr(algorithm, name)}: without effect; it is for {needed}"
+        for names, (used, needed) in uses.items()
+        for name in names
+        if not used and getattr(algorithm, name) != getattr(AlgorithmConfig(), name)
+    ]
 
 
 def bare(name: str) -> str:

@@ -314,6 +314,15 @@ def test_notes_say_what_works_and_is_worth_knowing():
     assert said("--checkpoint.every_steps", "10") == said("--train.steps", "20") == []
     assert about("--train.prompts_per_step", "6") == ["train.prompts_per_step"]
     assert about("--algorithm.kl_estimator", "kl", "--algorithm.kl_coefficient", "0.1") == ["algorithm.kl_estimator"]
+    for name, value, used in (
+        ("gamma", "0.9", ("advantage", "gae")),
+        ("value_clip", "0.2", ("advantage", "gae")),
+        ("clip_dual", "5", ("loss", "dual_clip")),
+        ("clip_dual", "5", ("loss", "mine.py:loss")),
+        ("kl_estimator", "k2", ("kl_coefficient", "0.1")),
+    ):
+        words = (f"--algorithm.{name}", value)
+        assert about(*words) == [f"algorithm.{name}"] and about(*words, f"--algorithm.{used[0]}", used[1]) == []
     assert about("--algorithm.loss", "gspo") == ["algorithm.loss_reduction", "algorithm.clip_high"]
     assert about("--algorithm.loss", "rloo", "--algorithm.loss_reduction", "sequence_mean") == []
     assert about("--rollout.top_p", "0.9", "--rollout.top_k", "5") == ["rollout.top_p", "rollout.top_k"]
