@@ -38,6 +38,10 @@ class LearnerBytes:
         """Bytes of all that the optimizer keeps."""
         return self.masters + self.moments
 
+    def in_training(self) -> dict[str, int]:
+        """Return what is there in an optimizer step."""
+        return {"weights": self.weights, "gradients": self.gradients, "optimizer": self.optimizer}
+
 
 @dataclass(frozen=True)
 class RankBytes:
@@ -56,39 +60,56 @@ class RankBytes:
 
     def phases(self) -> dict[str, int]:
         """Return the bytes on the device at the peak of each phase, in the order of a step."""
-        policy, awake = self.learners["policy"], self.engine + self.cache
-        found: dict[str, int] = {
-            Phase.START: max(self._building(), awake),
-            Phase.TO_ROLLOUT: max(policy.weights + self.engine + self.buckets, awake),
+        return {phase: sum(parts.values()) for phase, parts in self.parts().items()}
+
+    def parts(self) -> dict[str, dict[str, int]]:
+        """Return what makes the peak of each phase, in the order of a step."""
+        policy, awake = self.learners["policy"], {"engine": self.engine, "cache": self.cache}
+        weights = {"weights": policy.weights}
+        refresh = weights | {"engine": self.engine, "buckets": self.buckets}
+        found: dict[str, dict[str, int]] = {
+            Phase.START: _larger(self._building(), awake),
+            Phase.TO_ROLLOUT: _larger(refresh, awake),
             Phase.ROLLOUT: awake,
-            Phase.TO_TRAINING: policy.weights,
+            Phase.TO_TRAINING: weights,
         }
         if self.judges:
-            found[Phase.REWARD_MODEL] = policy.weights + max(self.judges.values())
-        found[Phase.POLICY_LOGPROBS] = policy.weights
+            found[Phase.REWARD_MODEL] = weights | {"reward model": max(self.judges.values())}
+        found[Phase.POLICY_LOGPROBS] = weights
         if self.reference:
-            found[Phase.REFERENCE_LOGPROBS] = policy.weights + self.reference
-        for name, values, update in (
-            ("critic", Phase.CRITIC_VALUES, Phase.CRITIC_UPDATE),
-            ("policy", None, Phase.UPDATE),
-        ):
-            if name in self.learners:
-                one = self.learners[name]
-                found |= {values: one.weights} if values else {}
-                found[update] = one.weights + one.gradients + one.optimizer
-        found[Phase.CHECKPOINT] = max(one.weights + one.optimizer for one in self.learners.values())
+            found[Phase.REFERENCE_LOGPROBS] = weights | {"reference": self.reference}
+        if "critic" in self.learners:
+            critic = self.learners["critic"]
+            found[Phase.CRITIC_VALUES] = {"weights": critic.weights}
+            found[Phase.CRITIC_UPDATE] = critic.in_training()
+        found[Phase.UPDATE] = policy.in_training()
+        saved = max(self.learners.values(), key=lambda one: one.weights + one.optimizer)
+        found[Phase.CHECKPOINT] = {"weights": saved.weights, "optimizer": saved.optimizer}
         return found
 
-    def _building(self) -> int:
+    def _building(self) -> dict[str, int]:
         """Return the peak while the models are built, one beside those that are there."""
-        peak = there = 0
+        there = dict.fromkeys(("weights", "optimizer", "gradients", "reference", "reward model"), 0)
+        peak = dict(there)
         for name, one in self.learners.items():
             # Megatron lays the weights out a second time, beside the gradients; then the optimizer copies its part.
-            peak = max(peak, there + one.weights + one.gradients + max(one.weights, one.masters))
-            there += one.weights + one.masters
+            second = "weights" if one.weights > one.masters else "optimizer"
+            now = there | {"weights": there["weights"] + one.weights, "gradients": one.gradients}
+            now[second] += max(one.weights, one.masters)
+            peak = _larger(peak, now)
+            there["weights"] += one.weights
+            there["optimizer"] += one.masters
             if name == "policy":
-                peak = max(peak, there + self.reference)
-        return max([peak, *(there + size for size in self.judges.values())])
+                peak = _larger(peak, there | {"reference": self.reference})
+        return max([peak, *(there | {"reward model": size} for size in self.judges.values())], key=_total)
+
+
+def _total(parts: Mapping[str, int]) -> int:
+    return sum(parts.values())
+
+
+def _larger(one: dict[str, int], other: dict[str, int]) -> dict[str, int]:
+    return one if _total(one) > _total(other) else other
 
 
 def rank_bytes(
