@@ -18,6 +18,7 @@ LAYERS = (
     ("runtime", "testing"),
     ("controller", "worker"),
     ("runlog", "evaluation", "training", "rollout"),
+    ("estimate",),
     ("weights",),
     ("algorithms", "rewards"),
     ("data",),
@@ -55,7 +56,7 @@ DOORS = {
 }
 # These do not import torch, and nothing that they import on loading does: command lines are answered, and graders'
 # processes started, without it.
-TORCH_FREE = ("errors", "models", "config", "data", "rewards", "plan")
+TORCH_FREE = ("errors", "models", "config", "data", "rewards", "estimate", "plan")
 # These decide and tell; what they tell the ranks through may use torch.
 TORCH_FREE_THEMSELVES = (
     "controller",

@@ -83,3 +83,6 @@ MEMORY_PHASES: dict[str, Phase] = {
     Verb.JUDGE: Phase.REWARD_MODEL,
 }
 """The phase under which the memory of a verb, and a model of its own, is reported: memory/<phase>/peak_bytes."""
+
+RESTING = "resting"
+"""What a rank holds between its start and its first verb, reported once as memory/start/resident_bytes."""

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
 from spmd_rl.algorithms.token_statistics import GAE_SPREADS, Spread, joined
-from spmd_rl.config.names import MEMORY_PHASES, Phase, Verb
+from spmd_rl.config.names import MEMORY_PHASES, RESTING, Phase, Verb
 from spmd_rl.controller.planner import Plan
 from spmd_rl.data.answers import Costs, Estimated, Exchanged, Generated, Graded, Judged, Learned, Progress, Refreshed
 from spmd_rl.data.digests import UNREADABLE
@@ -344,6 +344,8 @@ class Ranks:
         metrics: dict[str, float] = {
             f"memory/{phase}/peak_bytes": peaks[name] for name, phase in MEMORY_PHASES.items() if name in peaks
         }
+        if RESTING in peaks:
+            metrics["memory/start/resident_bytes"] = peaks[RESTING]
         holds = [{metric: of_rank[name] for name, metric in HOLDS.items()} for of_rank in costs.holds]
         metrics |= {metric: max(rank[metric] for rank in holds) for metric in HOLDS.values()}
         metrics |= {f"images/{name}": count for name, count in costs.images.items()}

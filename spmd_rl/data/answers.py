@@ -166,7 +166,7 @@ class Costs(msgspec.Struct):
     """Answer `costs`."""
 
     peaks: dict[str, int]
-    """Verb -> memory at its peak, of the hungriest rank."""
+    """Verb -> memory at its peak, of the hungriest rank; RESTING: what it held before its first verb."""
     holds: list[dict[str, int]]
     """worker.process_usage.ProcessUsage of each rank."""
     images: dict[str, int] = {}

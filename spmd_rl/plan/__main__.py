@@ -14,12 +14,14 @@ from spmd_rl.config.machine_sizes import with_machine_sizes
 from spmd_rl.config.model_directory import sizes_directory, with_local_models
 from spmd_rl.distributed.layout import RolloutLayout, TrainLayout
 from spmd_rl.errors import Problem, refuse
+from spmd_rl.estimate.micro_batch import Lengths
 from spmd_rl.models.model_shape import read_model_shape
 from spmd_rl.plan.case import Case, fewest_ranks
 from spmd_rl.plan.memory import memory
 from spmd_rl.plan.text import rank_text, text
 from spmd_rl.plan.traffic import place, weights
 from spmd_rl.platforms import CLUSTER
+from spmd_rl.platforms.devices import DEVICES
 
 USER_ERROR = 2
 # Settings that the weights' layouts follow from. What is wrong with others would stop a run, but not this.
@@ -31,7 +33,7 @@ def main(arguments: list[str] | None = None) -> None:
     options, rest = _parse(sys.argv[1:] if arguments is None else arguments)
     try:
         case, aside = configure(options, rest)
-        device = int(options.device_gib * 2**30) if options.device_gib else None
+        device = int(options.device_gib * 2**30) if options.device_gib else case.device and case.device.memory
         answer = weights(case, device)
         fullest = "received_fullest_round_bytes", "sent_fullest_round_bytes"
         held = [2 * sum(one[name] for name in fullest) for one in answer["by_rank"]]
@@ -62,7 +64,10 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--world-size", type=_positive, metavar="N", help="ranks; default: the fewest that fit")
     parser.add_argument("--ranks-per-node", type=_positive, default=8, metavar="N", help="default: 8")
     parser.add_argument("--show", choices=("weights",), default="weights", help="weights: what moves between ranks")
+    parser.add_argument("--device", choices=tuple(DEVICES), help="a device, by the figures of its maker")
     parser.add_argument("--device-gib", type=_gib, metavar="N", help="memory of a device: says what it leaves")
+    parser.add_argument("--prompt-tokens", type=_positive, metavar="N", help="of a prompt, on average; default: most")
+    parser.add_argument("--response-tokens", type=_positive, metavar="N", help="the same of a response")
     parser.add_argument("--rank", type=int, metavar="R", help="one rank in detail, with its peers")
     parser.add_argument("--json", action="store_true", help="the same as JSON, sizes in bytes")
     options, rest = parser.parse_known_args(arguments)
@@ -87,16 +92,24 @@ def _gib(word: str) -> float:
 
 def configure(options: argparse.Namespace, rest: list[str]) -> tuple[Case, list[str]]:
     """The case, and what a run would be refused for that doesn't matter here. Raises ValueError as a run does."""
-    config = with_machine_sizes(with_local_models(load_config(rest), sizes_directory), CLUSTER)
+    device = DEVICES[options.device] if options.device else None
+    machine = device.platform if device else CLUSTER
+    config = with_machine_sizes(with_local_models(load_config(rest), sizes_directory), machine)
     shape = read_model_shape(config.model.path)
     world = options.world_size or fewest_ranks(config)
     problems = check(config, world, shape)
     if options.rank is not None and not 0 <= options.rank < world:
         problems.append(Problem("--rank", options.rank, f"there are {world} ranks", f"use 0 to {world - 1}"))
-    stop = [problem for problem in problems if problem.knob.startswith((*LAYOUT, "--rank"))]
+    if device is not None and config.run.platform not in ("auto", device.platform):
+        way = f"leave --device out, or say --run.platform {device.platform}"
+        problems.append(Problem("--device", options.device, f"run.platform is {config.run.platform}", way))
+    stop = [problem for problem in problems if problem.knob.startswith((*LAYOUT, "--rank", "--device"))]
     refuse(stop)
     train, rollout = TrainLayout.of(config.parallel, world), RolloutLayout.of(config.rollout, world)
-    case = Case(config, shape, train, rollout, options.ranks_per_node, options.world_size is not None)
+    longest = Lengths.longest(config)
+    lengths = Lengths(options.prompt_tokens or longest.prompt, options.response_tokens or longest.response)
+    given = options.world_size is not None
+    case = Case(config, shape, train, rollout, options.ranks_per_node, given, device, lengths)
     return case, [str(problem) for problem in problems if problem not in stop]
 
 

@@ -8,7 +8,11 @@ from typing import Any
 from spmd_rl.config.config import Config
 from spmd_rl.config.engine_cache import GIB, CacheNeed, cache_room
 from spmd_rl.distributed.layout import RolloutLayout, TrainLayout
+from spmd_rl.estimate.micro_batch import Lengths
+from spmd_rl.estimate.rank_memory import Run
 from spmd_rl.models.model_shape import ModelShape
+from spmd_rl.platforms import CLUSTER, record
+from spmd_rl.platforms.devices import Device
 
 Json = dict[str, Any]
 """An answer, printed as JSON or laid out as text."""
@@ -24,11 +28,26 @@ class Case:
     rollout: RolloutLayout
     ranks_per_node: int
     world_size_given: bool
+    device: Device | None = None
+    lengths: Lengths | None = None
+    """Of a sample, on average; None: the longest that the settings allow."""
 
     @property
     def world_size(self) -> int:
         """Number of ranks."""
         return self.rollout.world
+
+    @property
+    def platform(self) -> str:
+        """The kind of machine that is planned for, as run.platform."""
+        named = self.config.run.platform
+        return named if named != "auto" else self.device.platform if self.device else CLUSTER
+
+    @property
+    def run(self) -> Run:
+        """What memory and time depend on."""
+        kernels, lengths = record(self.platform).kernels, self.lengths or Lengths.longest(self.config)
+        return Run(self.config, self.shape, self.train, self.rollout, kernels, lengths)
 
 
 def fewest_ranks(config: Config) -> int:

@@ -1,6 +1,10 @@
-"""Say what the models take of each rank's device, phase by phase."""
+"""Say what each rank holds, phase by phase: the models exactly, the rest as an estimate."""
+
+from collections.abc import Mapping
+from dataclasses import replace
 
 from spmd_rl.errors import refuse
+from spmd_rl.estimate.rank_memory import parts_by_phase
 from spmd_rl.plan.case import Case, Json, cache_bytes
 from spmd_rl.rollout.options import memory_of_engine
 from spmd_rl.weights.device_memory import RankBytes, memory_problems, rank_bytes
@@ -30,7 +34,28 @@ def memory(case: Case, buckets: list[int], device: int | None) -> Json:
         spread[phase] = {"least": min(sizes), "most": max(sizes), "rank_of_most": sizes.index(max(sizes))}
         if device is not None:
             spread[phase]["margin"] = device - max(sizes)
-    return {"device_bytes": device, "cache_left_to_the_device": case.config.rollout.cache_gib is None, "phases": spread}
+    estimate = fullest(case, by_rank)
+    peak = max(estimate, key=lambda phase: estimate[phase]["bytes"])
+    return {
+        "device_bytes": device,
+        "cache_left_to_the_device": case.config.rollout.cache_gib is None,
+        "phases": spread,
+        "estimate": estimate,
+        "peak": {"phase": peak, **estimate[peak]},
+    }
+
+
+def fullest(case: Case, by_rank: Mapping[int, RankBytes]) -> Json:
+    """Return of each phase the rank that holds most, all parts counted, and what it holds."""
+    run, found = case.run, dict[str, Json]()
+    # Ranks of a stage that hold equally much are counted once: the first.
+    first = {(case.train.coords(rank).pipeline, id(held)): rank for rank, held in reversed(by_rank.items())}
+    for (stage, _), rank in sorted(first.items(), key=lambda item: item[1]):
+        for phase, parts in parts_by_phase(run, by_rank[rank], stage).items():
+            size = sum(parts.values())
+            if phase not in found or size > found[phase]["bytes"]:
+                found[phase] = {"bytes": size, "rank": rank, "parts": parts}
+    return found
 
 
 def _with_cache(held: RankBytes, device: int | None, case: Case) -> RankBytes:
@@ -38,4 +63,4 @@ def _with_cache(held: RankBytes, device: int | None, case: Case) -> RankBytes:
         return held
     # Refuses an engine that does not fit.
     _, cache = memory_of_engine(device, device, held.engine, int(cache_bytes(case, held.engine, device) or 0) or None)
-    return RankBytes(held.learners, held.reference, held.judges, held.engine, cache, held.buckets)
+    return replace(held, cache=cache)

@@ -3,6 +3,8 @@
 from pathlib import Path
 from textwrap import wrap
 
+from spmd_rl.config.engine_cache import GIB
+from spmd_rl.estimate.rank_memory import PARTS
 from spmd_rl.plan.case import Json, count
 from spmd_rl.plan.traffic import FIGURES
 
@@ -52,7 +54,25 @@ def _memory(memory: Json) -> list[str]:
         lines.append(f"{phase:<24}{cells}   {_where(spread)}")
     if memory["cache_left_to_the_device"]:
         lines.append("rollout.cache_gib is what the device leaves" + (": say --device-gib" if device is None else ""))
-    return [*lines, "Activations, logits and what libraries take (HCCL, NCCL, CANN, CUDA) come on top.", ""]
+    return [*lines, "", *_estimate(memory), ""]
+
+
+_HEADINGS = {"engine's work": "its work", "reward model": "judge", "activations": "activat.", "reference": "referen."}
+
+
+def _estimate(memory: Json) -> list[str]:
+    """All that is on the fullest rank of each phase, part by part."""
+    phases = memory["estimate"]
+    parts = [name for name in PARTS if any(name in one["parts"] for one in phases.values())]
+    heading = "".join(f"{_HEADINGS.get(name, name)[:9]:>10}" for name in parts)
+    lines = [f"{'estimate, GiB':<18}{'all':>7}{heading}"]
+    for phase, one in phases.items():
+        cells = "".join(f"{one['parts'][name] / GIB:>10.2f}" if name in one["parts"] else " " * 10 for name in parts)
+        lines.append(f"  {phase:<16}{one['bytes'] / GIB:>7.2f}{cells}".rstrip())
+    peak = memory["peak"]
+    most = sorted(peak["parts"].items(), key=lambda part: -part[1])[:3]
+    words = ", ".join(f"{name} {in_bytes(size)}" for name, size in most)
+    return [*lines, f"peak: {in_bytes(peak['bytes'])} in {peak['phase']} on rank {peak['rank']}, of that {words}"]
 
 
 def rank_text(answer: Json) -> str:

@@ -7,6 +7,7 @@ import resource
 from typing import TYPE_CHECKING
 
 from spmd_rl.errors import ConfigError, Problem
+from spmd_rl.platforms.kernels import Kernels
 from spmd_rl.platforms.platform import Platform, lazily
 
 if TYPE_CHECKING:
@@ -97,6 +98,7 @@ CPU = Platform(
     bucket_bytes=16 << 20,
     link_probe_bytes=4 << 20,
     socket_variables=("GLOO_SOCKET_IFNAME",),
+    kernels=Kernels(norm_copies=2, one_call=False, heap=1.9, stays=True, libraries=0, share=1.0),
     offloads=False,
     repeats_exactly=True,
     max_sequences=64,

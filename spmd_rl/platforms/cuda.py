@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from spmd_rl.platforms.attention_layout import Attend, AttentionLayout
+from spmd_rl.platforms.kernels import Kernels
 from spmd_rl.platforms.platform import Platform, lazily
 
 if TYPE_CHECKING:
@@ -113,6 +114,8 @@ CUDA = Platform(
     free_and_total_bytes=lazily("torch.cuda:mem_get_info"),
     reset_peak_memory=lazily("torch.cuda:reset_peak_memory_stats"),
     give_back_memory=lazily("torch.cuda:empty_cache"),
+    # A context takes 0.5 GiB, cuBLAS, flash attention and vLLM's graphs 1.5, NCCL's channels 1.
+    kernels=Kernels(libraries=3 << 30),
     bucket_bytes=256 << 20,
     link_probe_bytes=64 << 20,
     socket_variables=("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"),

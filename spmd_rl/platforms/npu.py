@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from packaging.version import Version
 
 from spmd_rl.platforms.attention_layout import Attend, AttentionLayout
+from spmd_rl.platforms.kernels import Kernels
 from spmd_rl.platforms.platform import Platform, Profile, lazily
 
 if TYPE_CHECKING:
@@ -229,6 +230,8 @@ NPU = Platform(
     free_and_total_bytes=lazily("torch:npu.mem_get_info"),
     reset_peak_memory=lazily("torch:npu.reset_peak_memory_stats"),
     give_back_memory=lazily("torch:npu.empty_cache"),
+    # CANN takes 1 GiB, HCCL two buffers (HCCL_BUFFSIZE) for each of about ten groups, kernels' workspace 0.5.
+    kernels=Kernels(libraries=4 << 30),
     bucket_bytes=256 << 20,
     link_probe_bytes=64 << 20,
     socket_variables=("GLOO_SOCKET_IFNAME", "HCCL_SOCKET_IFNAME"),

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from spmd_rl.errors import ConfigError, Problem
+from spmd_rl.platforms.kernels import Kernels
 
 if TYPE_CHECKING:
     import torch
@@ -113,6 +114,7 @@ class Platform:
     """Devices that this process sees; 0 where ranks have none of their own."""
     patched_as: str = ""
     """The platform whose patch records apply; "": its own name."""
+    kernels: Kernels = Kernels()
     rms_norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor] = torch_rms_norm
     """(x [..., H], weight [H], epsilon) -> [..., H]."""
     offloads: bool = True

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from spmd_rl.config.config import Config
-from spmd_rl.config.names import MEMORY_PHASES, Phase
+from spmd_rl.config.names import MEMORY_PHASES, RESTING, Phase
 from spmd_rl.data.answers import Costs
 from spmd_rl.data.image_reader import ImageReader
 from spmd_rl.data.reward_model_reading import Reader
@@ -92,7 +92,8 @@ class TrainWorker(BaseWorker):
         self.saver = ShardSaver(self.learners, world)
         self.own(self.trainer, scorer, GaeEstimator(self.trainer), self.device_switch, self.saver)
         set_status(doing="")
-        self.peaks: dict[str, int] = {Phase.START: platform.peak_memory_bytes()}
+        platform.give_back_memory()
+        self.peaks: dict[str, int] = {Phase.START: platform.peak_memory_bytes(), RESTING: platform.memory_bytes()}
 
     def _refuse_what_does_not_fit(self, shape: ModelShape) -> None:
         """Raise ConfigError where the models alone are larger than this rank's device."""

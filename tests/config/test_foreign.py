@@ -192,13 +192,16 @@ def test_what_a_value_means_depends_on_what_else_a_file_sets(option, given, sett
     assert translate(program, given).values[setting] == expected
 
 
+NOTHING = dict.fromkeys(("device", "device_gib", "prompt_tokens", "response_tokens"))
+
+
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
 def test_a_translated_file_is_planned_as_it_is_with_nothing_downloaded(file, tmp_path):
     program, given = read_foreign(file)
     done = translate(program, given)
     output = tmp_path / "ours.yaml"
     output.write_text(text(done, file))
-    options = SimpleNamespace(world_size=done.ranks, rank=None, ranks_per_node=16, device_gib=None)
+    options = SimpleNamespace(world_size=done.ranks, rank=None, ranks_per_node=16, **NOTHING)
     case, aside = configure(options, ["--config", str(output)])
     assert aside == [] and case.world_size == done.ranks
     assert Path(case.config.model.path).parent.name == "models"

@@ -25,6 +25,7 @@ from spmd_rl.worker import base_worker, device_switch, shard_saver, train_worker
 from tests.worker.accounting import LLM, Counted, Device, Model, OutOfMemory, State
 
 GIB, BUCKETS = 2**30, 3 << 20
+NOTHING = dict.fromkeys(("device", "prompt_tokens", "response_tokens"))
 QWEN_7B = {
     "architectures": ["Qwen2ForCausalLM"],
     "hidden_size": 3584,
@@ -296,7 +297,7 @@ SHIPPED = [("grpo_deepseek_r1_671b_a3", 384), ("grpo_qwen25_32b_a3", 16), ("grpo
 
 @pytest.mark.parametrize(("config", "ranks"), SHIPPED)
 def test_the_shipped_configurations_fit_into_dies_of_64_gb_with_room_for_what_a_pass_computes(config, ranks):
-    options = SimpleNamespace(world_size=ranks, rank=None, ranks_per_node=16)
+    options = SimpleNamespace(world_size=ranks, rank=None, ranks_per_node=16, **NOTHING)
     planned, _ = configure(options, ["--config", str(ROOT / "configs" / f"{config}.yaml")])
     found = memory(planned, [4 * 256 << 20] * ranks, int(64e9))
     margins = {phase: spread["margin"] / GIB for phase, spread in found["phases"].items()}
@@ -304,7 +305,7 @@ def test_the_shipped_configurations_fit_into_dies_of_64_gb_with_room_for_what_a_
 
 
 def test_seven_billion_parameters_do_not_train_on_one_gpu_whose_optimizer_has_no_room():
-    options = SimpleNamespace(world_size=1, rank=None, ranks_per_node=1)
+    options = SimpleNamespace(world_size=1, rank=None, ranks_per_node=1, **NOTHING)
     file = str(ROOT / "configs" / "grpo_qwen25_7b_a2.yaml")
     planned, _ = configure(options, ["--config", file, "--parallel.tensor", "1", "--rollout.tensor", "1"])
     with pytest.raises(ConfigError, match=r"parallel.tensor = 1: in update rank 0 .*optimizer 85\.\d+"):

@@ -1,0 +1,1 @@
+"""Estimate, from sizes alone, what a run takes of memory and time; no torch."""
