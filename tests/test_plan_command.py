@@ -7,7 +7,7 @@ import pytest
 from models.test_qwen2_5_vl import PUBLISHED as QWEN2_5_VL_3B
 
 from spmd_rl.plan.__main__ import main
-from spmd_rl.plan.text import in_bytes
+from spmd_rl.plan.sizes import in_bytes
 
 # Sizes as published with DeepSeek-V3: 671 billion parameters.
 DEEPSEEK_V3 = {

@@ -17,6 +17,7 @@ from spmd_rl.errors import Problem, refuse
 from spmd_rl.estimate.micro_batch import Lengths
 from spmd_rl.models.model_shape import read_model_shape
 from spmd_rl.plan.case import Case, fewest_ranks
+from spmd_rl.plan.judgement import judgement
 from spmd_rl.plan.memory import memory
 from spmd_rl.plan.text import rank_text, text
 from spmd_rl.plan.traffic import place, weights
@@ -38,6 +39,8 @@ def main(arguments: list[str] | None = None) -> None:
         fullest = "received_fullest_round_bytes", "sent_fullest_round_bytes"
         held = [2 * sum(one[name] for name in fullest) for one in answer["by_rank"]]
         answer["memory"] = memory(case, held, device)
+        if case.device is not None:
+            answer |= judgement(case, answer, device, options.suggest)
         if options.rank is not None:
             answer["rank"] = answer.pop("by_rank")[options.rank] | place(case, options.rank)
     except ValueError as error:
@@ -66,6 +69,7 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--show", choices=("weights",), default="weights", help="weights: what moves between ranks")
     parser.add_argument("--device", choices=tuple(DEVICES), help="a device, by the figures of its maker")
     parser.add_argument("--device-gib", type=_gib, metavar="N", help="memory of a device: says what it leaves")
+    parser.add_argument("--suggest", action="store_true", help="with --device: layouts that fit, the fastest first")
     parser.add_argument("--prompt-tokens", type=_positive, metavar="N", help="of a prompt, on average; default: most")
     parser.add_argument("--response-tokens", type=_positive, metavar="N", help="the same of a response")
     parser.add_argument("--rank", type=int, metavar="R", help="one rank in detail, with its peers")

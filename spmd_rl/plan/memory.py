@@ -42,6 +42,7 @@ def memory(case: Case, buckets: list[int], device: int | None) -> Json:
         "phases": spread,
         "estimate": estimate,
         "peak": {"phase": peak, **estimate[peak]},
+        "optimizer_bytes": max(held.learners["policy"].optimizer for held in by_rank.values()),
     }
 
 

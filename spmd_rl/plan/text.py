@@ -6,6 +6,8 @@ from textwrap import wrap
 from spmd_rl.config.engine_cache import GIB
 from spmd_rl.estimate.rank_memory import PARTS
 from spmd_rl.plan.case import Json, count
+from spmd_rl.plan.judgement_text import judgement_text
+from spmd_rl.plan.sizes import in_bytes
 from spmd_rl.plan.traffic import FIGURES
 
 PEERS_LISTED = 40
@@ -22,6 +24,8 @@ def text(answer: Json) -> str:
         cells = "".join(f"{in_bytes(spread[column]):>12}" for column in ("least", "mean", "most"))
         lines.append(f"{label:<24}{cells}   {_where(spread)}")
     lines += _memory(answer["memory"])
+    if "time" in answer:
+        lines += judgement_text(answer)
     peers = answer["peers"]
     cells = f"{peers['least']:>12}{peers['mean']:>12.1f}{peers['most']:>12}"
     lines += [f"{'ranks it exchanges with':<24}{cells}   {_where(peers)}", ""]
@@ -132,11 +136,3 @@ def _where(spread: Json) -> str:
 def _aside(answer: Json) -> list[str]:
     aside = answer["a_run_would_also_be_refused_for"]
     return ["", "A run would still be refused here:", *aside] if aside else []
-
-
-def in_bytes(size: float) -> str:
-    """A size in the unit that suits it."""
-    for unit, factor in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if size >= factor:
-            return f"{size / factor:,.1f} {unit}"
-    return f"{size:.0f} B" if size else "0"

@@ -27,6 +27,9 @@ class Device:
     """Part of `flops` that passes over layers reach; an assumption, see docs/plan.md."""
     decode: float = 0.5
     """Part of `bandwidth` that the engine reaches while it writes a token a step; an assumption too."""
+    layer_seconds: float = 5e-4
+    """The least that a layer of the engine takes in a step, however little it computes: an assumption of layers that
+    the host starts one by one; with graphs less."""
     wire: float = 0.7
     """Part of a link that large messages reach."""
 
@@ -71,6 +74,7 @@ DEVICES = {
             55 * _GIGA,
             "NVIDIA H100 SXM: 989.4 TFLOPS in BF16 (dense), 80 GB of HBM3 at 3.35 TB/s, NVLink 900 GB/s both ways "
             "together, one 400 Gbit/s port a device, PCIe 5.0 x16",
+            layer_seconds=5e-5,
         ),
         Device(
             "h200",
@@ -83,6 +87,7 @@ DEVICES = {
             55 * _GIGA,
             "NVIDIA H200 SXM: 989.4 TFLOPS in BF16 (dense), 141 GB of HBM3e at 4.8 TB/s, NVLink 900 GB/s both ways "
             "together, one 400 Gbit/s port a device, PCIe 5.0 x16",
+            layer_seconds=5e-5,
         ),
         Device(
             "cpu",
