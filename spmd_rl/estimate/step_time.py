@@ -69,7 +69,7 @@ class StepTime:
         return max(near, far) + 2 * held.engine / (device.bandwidth * device.decode) + self._host(held.weights)
 
     def _rollout(self) -> float:
-        """Prompts in one product, then a token a step of the samples that the cache holds, reading it and the weights."""
+        """Prompts in one product, then a token a step of what the cache holds: it and the weights are read."""
         run, device, config = self.run, self.device, self.run.config
         need = CacheNeed.of(config, run.shape, run.rollout.world)
         length, tensor = run.lengths, run.rollout.tensor
