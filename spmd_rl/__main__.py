@@ -6,6 +6,7 @@ the words; without them, and inside torchrun, it is this process.
 
 import runpy
 import sys
+from textwrap import fill
 
 from spmd_rl.config.command_line import TORCHRUN
 from spmd_rl.config.shipped import folder, shipped_names
@@ -73,8 +74,9 @@ def usage() -> str:
     programs = RANKS | ALONE | {name: what for name, (_, what) in TOOLS.items()}
     lines += [f"  {name:14} {what}" for name, what in programs.items()]
     lines += ["", "spmd-rl PROGRAM --help says more. Shipped, by name:"]
-    lines += [f"  --config       {', '.join(shipped_names(''))}"]
-    lines += [f"  --data.source  {', '.join(shipped_names('datasets'))}"]
+    for option, place in (("--config", ""), ("--data.source", "datasets")):
+        names = ", ".join(shipped_names(place))
+        lines.append(fill(names, 100, initial_indent=f"  {option:14} ", subsequent_indent=" " * 17))
     return "\n".join(lines)
 
 

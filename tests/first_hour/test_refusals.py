@@ -196,3 +196,4 @@ def test_no_word_at_all_says_what_there_is(here, monkeypatch, capsys):
     main()
     screen = capsys.readouterr().out
     assert all(name in screen for name in ("grpo", "evaluate", "chat", "plot", "doctor", "gsm8k"))
+    assert all(len(line) <= SCREEN_COLUMNS for line in screen.splitlines())
