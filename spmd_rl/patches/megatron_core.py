@@ -1,6 +1,8 @@
 """Changes to Megatron-Core, each with its reason."""
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -121,6 +123,21 @@ def _fill_states(original: Any) -> Any:
                     value.copy_(tensors[key])
 
     return fill
+
+
+COALESCE = "SPMD_RL_COALESCE"
+"""Variable: with 0 Megatron-Core's collectives are sent one by one."""
+
+
+def _one_by_one(original: Any) -> Any:
+    """Send collectives as they are called, where the variable says so."""
+
+    @contextmanager
+    def manager(group: Any = None, device: Any = None, async_ops: bool = False) -> Iterator[None]:
+        assert not async_ops, f"{COALESCE} = 0 and collectives that overlap with computing"
+        yield
+
+    return original if os.environ.get(COALESCE) != "0" else manager
 
 
 PATCHES = (
@@ -270,6 +287,16 @@ PATCHES = (
         upstream=f"{_SOURCE}/optimizer/distrib_optimizer.py#L911",
         until="the distributed optimizer leaves the key 'step' of an optimizer's state to load_state_dict",
         make=_fill_states,
+    ),
+    Patch(
+        package="megatron-core",
+        versions=MEGATRON_CORE,
+        target="megatron.core.distributed.param_and_grad_buffer:_coalescing_manager",
+        platforms=EVERYWHERE,
+        reason=f"gradients are summed by coalesced collectives, which no one has seen on an NPU: {COALESCE}=0 does without",
+        upstream=f"{_SOURCE}/distributed/param_and_grad_buffer.py#L433",
+        until="tools.bringup.collectives has passed on NPUs",
+        make=_one_by_one,
     ),
     *checkpoint_pickles.PATCHES,
     *checkpoint_writes.PATCHES,

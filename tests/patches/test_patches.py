@@ -67,6 +67,18 @@ def test_no_machine_has_a_library_changed_twice_in_one_place():
         assert len(targets) == len(set(targets)), platform
 
 
+def test_collectives_are_sent_one_by_one_where_a_variable_says_so(monkeypatch):
+    [patch] = [one for one in megatron_core.PATCHES if one.attribute == "_coalescing_manager"]
+    coalesced = object()
+    assert patch.make(coalesced) is coalesced
+    monkeypatch.setenv(megatron_core.COALESCE, "0")
+    manager = patch.make(coalesced)
+    with manager("a group", async_ops=False) as handle:  # which would be waited for, and each of them was
+        assert handle is None
+    with pytest.raises(AssertionError, match="SPMD_RL_COALESCE = 0"), manager("a group", async_ops=True):
+        pass
+
+
 PROBE = """
 import sys
 sys.path[:0] = {paths!r}

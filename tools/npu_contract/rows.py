@@ -214,7 +214,7 @@ ROWS: tuple[Row, ...] = (
         "threads for forks",
     ),
     Row("patch", "megatron_core", "spmd_rl/patches/megatron_core.py", "npu", "every patch for NPUs has its target"),
-    # ---- vLLM: only where its wheel is in the cache, which is large
+    # ---- vLLM: read from the index file by file
     Row(
         "says", "vllm", "vllm/config/parallel.py", r"must be in the range", "needs the patch rank_within_group", "0.23"
     ),

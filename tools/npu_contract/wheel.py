@@ -1,13 +1,16 @@
 """A wheel as it is downloaded: its Python files, its metadata, its operators' schemas."""
 
 import ast
+import json
 import re
 import subprocess
 import sys
+import tempfile
 import zipfile
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
+from typing import IO
 
 from tools.npu_contract.schema import Schema
 
@@ -26,7 +29,7 @@ class Wheel:
     """One package of one version, opened where it lies."""
 
     package: str
-    path: Path
+    path: Path | IO[bytes]
     _file: zipfile.ZipFile = field(init=False)
 
     def __post_init__(self) -> None:
@@ -155,7 +158,14 @@ def _module_of(file: str, node: ast.ImportFrom) -> str:
     return ".".join([*parts, *([node.module] if node.module else [])])
 
 
-def fetch(package: str, version: str, arch: str, place: Path, download: bool = True) -> Wheel:
+def _pip(verb: list[str], package: str, version: str, arch: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pip", *verb, f"{package}=={version}", "--no-deps", "--only-binary=:all:"]
+    command += ["--python-version", "311", "--implementation", "cp", "-q", "--retries", "1"]
+    command += [word for one in _GLIBC for word in ("--platform", f"manylinux_{one}_{arch}")]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def fetch(package: str, version: str, arch: str, place: Path) -> Wheel:
     """Return a wheel from the cache, or from the index into it. Raises NoWheel."""
 
     def cached() -> Path | None:
@@ -163,16 +173,29 @@ def fetch(package: str, version: str, arch: str, place: Path, download: bool = T
         return max(fits, default=None)
 
     place.mkdir(parents=True, exist_ok=True)
-    if cached() is None and not download:
-        raise NoWheel(f"{package} {version} ({arch}) is not in {place}")
     if cached() is None:
-        command = [sys.executable, "-m", "pip", "download", f"{package}=={version}", "--no-deps", "--only-binary=:all:"]
-        command += ["--python-version", "311", "--implementation", "cp", "-d", str(place), "-q", "--retries", "1"]
-        command += [word for one in _GLIBC for word in ("--platform", f"manylinux_{one}_{arch}")]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = _pip(["download", "-d", str(place)], package, version, arch)
         if done.returncode or cached() is None:
             said = (done.stderr or done.stdout).strip().splitlines() or ["pip says nothing"]
             raise NoWheel(f"{package} {version} ({arch}) is not in {place} and can't be downloaded: {said[-1]}")
     found = cached()
     assert found is not None
     return Wheel(package, found)
+
+
+def over_network(package: str, version: str, arch: str) -> Wheel:
+    """Return a wheel of hundreds of megabytes whose files are read from the index one by one. Raises NoWheel.
+
+    By pip's own reader, which it looks up metadata with.
+    """
+    with tempfile.TemporaryDirectory() as nowhere:
+        verb = ["install", "--dry-run", "--target", nowhere, "--report", "-"]
+        done = _pip(verb, package, version, arch)
+    try:
+        from pip._internal.network.lazy_wheel import LazyZipOverHTTP
+        from pip._internal.network.session import PipSession
+
+        url = json.loads(done.stdout)["install"][0]["download_info"]["url"]
+        return Wheel(package, LazyZipOverHTTP(url, PipSession(retries=1)))
+    except Exception as error:  # of pip's, whose inside may change; of the network
+        raise NoWheel(f"{package} {version} ({arch}) can't be read from the index: {error!r}") from error
