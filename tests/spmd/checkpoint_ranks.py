@@ -15,7 +15,6 @@ def main() -> None:
 
     platform = ready("megatron_core")
     import psutil
-    import torch
     import torch.distributed as dist
 
     from spmd_rl.data.answers import Progress
@@ -27,7 +26,7 @@ def main() -> None:
     asked = arguments()
     shape = read_model_shape(asked["model"])
     config = dataclasses.replace(Config(model=ModelConfig(path=asked["model"], dtype="float32")))
-    trainer = Trainer(config, shape, torch.device("cpu"), world)
+    trainer = Trainer(config, shape, platform.device(world.local_rank), world)
     learner = trainer.learners["policy"]
     for inner in learner.optimizer.distributed:
         inner._init_optimizer_states_with_dummy_values()  # as after a first step

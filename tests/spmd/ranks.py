@@ -54,14 +54,15 @@ def join(platform: Any) -> Any:
 def ready(*libraries: str) -> Any:
     """In a rank, before it imports them: the platform, its environment set and the libraries' patches applied.
 
-    The platform is the CPU, or the test's `platform`, which a package on its `paths` may bring.
+    The platform is the test's `platform`, which a package on its `paths` may bring, else SPMD_RL_TEST_PLATFORM's, else
+    the CPU.
     """
     from spmd_rl import platforms
 
     if paths := [path for path in arguments().get("paths", ()) if path not in sys.path]:
         sys.path[:0] = paths
         platforms._table.cache_clear()
-    platform = platforms.current(arguments().get("platform", "cpu"))
+    platform = platforms.current(arguments().get("platform", os.environ.get("SPMD_RL_TEST_PLATFORM", "cpu")))
     platform.set_environment()
     patched(platform, *libraries)
     return platform

@@ -95,11 +95,11 @@ def _case(given: dict, world) -> dict:
 
 def _start(given: dict, world):
     """A trainer of a policy and a critic."""
-    import torch
 
     from spmd_rl.config.config import AlgorithmConfig, Config, ModelConfig, ParallelConfig
     from spmd_rl.config.critic_config import CriticConfig
     from spmd_rl.models.model_shape import read_model_shape
+    from spmd_rl.platforms import current
     from spmd_rl.worker.trainer import Trainer
 
     config = Config(
@@ -109,7 +109,7 @@ def _start(given: dict, world):
         # The norm is computed, and the gradients stay as they are.
         critic=CriticConfig(path=given["critic"], clip_grad=1e9),
     )
-    return Trainer(config, read_model_shape(given["policy"]), torch.device("cpu"), world)
+    return Trainer(config, read_model_shape(given["policy"]), current().device(world.local_rank), world)
 
 
 def shift(sample):

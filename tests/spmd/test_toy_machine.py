@@ -73,3 +73,13 @@ def test_rollout_exchange_packing_and_updates_run_on_it(paths, tiny_models, tmp_
         assert one["canary"]["correction/canary_gap"] < 1e-4
     assert len({report["weights"] for report in reports}) == 1
     check_greedy(reports[0], tmp_path / "hf", RESPONSE)
+
+
+def test_checkpoints_are_written_and_read_where_no_process_may_be_copied(paths, tiny_models, tmp_path):
+    a, b = str(tmp_path / "a"), str(tmp_path / "b")
+    steps = [["save", a], ["children", a], ["load", a], ["save", b]]
+    asked = {"model": tiny_models["qwen3"], "steps": steps, "platform": "toy", "paths": paths}
+    for one in run_ranks("spmd.checkpoint_ranks", 2, asked):
+        assert one["said"] == [None, [], [], None]
+    sizes = [sorted(file.stat().st_size for file in (tmp_path / name).rglob("*.distcp")) for name in "ab"]
+    assert sizes[0] == sizes[1] and sizes[0]

@@ -28,7 +28,6 @@ def main() -> None:
 
 def _case(case: dict, world, platform) -> dict:
     """Train as one case asks, and return what came of it."""
-    import torch
 
     from spmd.samples import make_samples, own_sums, perturb, put_what_is_learned
     from spmd_rl.config.config import Config, ModelConfig
@@ -62,7 +61,7 @@ def _case(case: dict, world, platform) -> dict:
         ),
         rollout=dataclasses.replace(base.rollout, temperature=case.get("temperature", 0.8)),
     )
-    trainer = Trainer(config, shape, torch.device("cpu"), world)
+    trainer = Trainer(config, shape, platform.device(world.local_rank), world)
     place, learner = trainer.place, trainer.learners["policy"]
     policy = learner.model
     assert policy.weights().keys() == policy.shard.params.keys()
