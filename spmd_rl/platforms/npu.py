@@ -15,7 +15,7 @@ from packaging.version import Version
 
 from spmd_rl.platforms.attention_layout import Attend, AttentionLayout
 from spmd_rl.platforms.kernels import Kernels
-from spmd_rl.platforms.platform import Platform, Profile, lazily
+from spmd_rl.platforms.platform import Platform, Profile, RefusedVariable, lazily
 
 if TYPE_CHECKING:
     import torch
@@ -223,7 +223,18 @@ NPU = Platform(
     rms_norm=_rms_norm,
     more_environment=_environment,
     model_environment=_model_environment,
-    refused_environment={"PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True"},
+    refused_environment={
+        "PYTORCH_NPU_ALLOC_CONF": RefusedVariable(
+            ("expandable_segments:True",),
+            "vLLM's sleep mode refuses it where it makes its memory",
+            "unset PYTORCH_NPU_ALLOC_CONF, or leave expandable_segments:True out: training switches it on by itself",
+        ),
+        "VLLM_ASCEND_ENABLE_NZ": RefusedVariable(
+            ("1", "2"),
+            "the engine would lay out its weights in fractals (FRACTAL_NZ), which a refresh can't write into",
+            "unset VLLM_ASCEND_ENABLE_NZ, or set it to 0",
+        ),
+    },
     expandable_segments=_expandable_segments,
     memory_bytes=_used_bytes,
     peak_memory_bytes=_peak_bytes,

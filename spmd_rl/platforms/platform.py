@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from spmd_rl.errors import ConfigError, Problem
 from spmd_rl.platforms.kernels import Kernels
@@ -67,6 +67,15 @@ def free_host_bytes() -> int:
     return free
 
 
+class RefusedVariable(NamedTuple):
+    """A variable of the environment with which the program can't run."""
+
+    settings: tuple[str, ...]
+    """What in it is refused."""
+    met: str
+    way: str
+
+
 @dataclass(frozen=True)
 class Platform:
     """All that differs between Ascend NPUs, NVIDIA GPUs, CPUs and what comes: a new machine is one of these records."""
@@ -98,8 +107,8 @@ class Platform:
     """More of `environment`, which depends on what is installed."""
     model_environment: Callable[[ModelShape, int, int, int], Mapping[str, str]] = lambda *model: {}
     """(shape, ranks of an engine's tensor and expert parallelism, rollout.max_sequences) -> more for this model."""
-    refused_environment: Mapping[str, str] = field(default_factory=dict)
-    """Variable -> a setting in it with which the program can't run."""
+    refused_environment: Mapping[str, RefusedVariable] = field(default_factory=dict)
+    """Variables with which, set so, the program can't run."""
     free_and_total_bytes: Callable[[], tuple[int, int]] | None = None
     """Memory of the device; None: the machine's own, which the engine does not measure."""
     expandable_segments: Callable[[bool], None] = lambda on: None
@@ -167,10 +176,9 @@ class Platform:
     def set_environment(self, deterministic: bool = False) -> None:
         """Set the variables that the user has not set. Raises ConfigError for one that the program can't run with."""
         for name, refused in self.refused_environment.items():
-            if refused in os.environ.get(name, "").replace(" ", ""):
-                met = "vLLM's sleep mode refuses it where it makes its memory"
-                way = f"unset {name}, or leave {refused} out: training switches it on by itself"
-                raise ConfigError(Problem(name, os.environ[name], met, way))
+            value = os.environ.get(name, "").replace(" ", "")
+            if any(part in value for part in refused.settings):
+                raise ConfigError(Problem(name, os.environ[name], refused.met, refused.way))
         exact = self.deterministic_environment if deterministic else {}
         for name, value in {**self.environment, **self.more_environment(), **exact}.items():
             os.environ.setdefault(name, value)

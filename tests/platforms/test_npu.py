@@ -50,6 +50,15 @@ def test_an_allocator_that_sleep_mode_refuses_is_refused_by_the_variables_name(m
         replace(NPU, environment={}, more_environment=dict).set_environment()
 
 
+@pytest.mark.parametrize("value", ["1", "2"])
+def test_a_layout_of_weights_that_no_refresh_writes_is_refused_by_the_variables_name(monkeypatch, value):
+    monkeypatch.setenv("VLLM_ASCEND_ENABLE_NZ", value)
+    with pytest.raises(ConfigError, match=f"VLLM_ASCEND_ENABLE_NZ = {value}.*FRACTAL_NZ.*unset VLLM_ASCEND_ENABLE_NZ"):
+        replace(NPU, environment={}, more_environment=dict).set_environment()
+    monkeypatch.setenv("VLLM_ASCEND_ENABLE_NZ", "0")
+    replace(NPU, environment={}, more_environment=dict).set_environment()
+
+
 def test_a_login_node_with_the_wheel_is_no_npu(monkeypatch):
     monkeypatch.setattr(npu.importlib.util, "find_spec", lambda name: object())
     monkeypatch.setattr(npu, "glob", lambda pattern: [])
