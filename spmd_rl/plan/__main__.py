@@ -7,18 +7,24 @@ of configs/ are shipped: they are planned before anything is downloaded.
 import argparse
 import json
 import sys
+from pathlib import Path
 
+from spmd_rl.analysis.memory_picture import draw_memory
 from spmd_rl.config.check import check
 from spmd_rl.config.loading import load_config
 from spmd_rl.config.machine_sizes import with_machine_sizes
 from spmd_rl.config.model_directory import sizes_directory, with_local_models
+from spmd_rl.config.names import Phase
 from spmd_rl.distributed.layout import RolloutLayout, TrainLayout
 from spmd_rl.errors import Problem, refuse
 from spmd_rl.estimate.micro_batch import Lengths
+from spmd_rl.estimate.rank_memory import PARTS
 from spmd_rl.models.model_shape import read_model_shape
-from spmd_rl.plan.case import Case, fewest_ranks
+from spmd_rl.plan.case import Case, Json, fewest_ranks
+from spmd_rl.plan.compare import as_the_run, compare
 from spmd_rl.plan.judgement import judgement
 from spmd_rl.plan.memory import memory
+from spmd_rl.plan.sizes import in_bytes
 from spmd_rl.plan.text import rank_text, text
 from spmd_rl.plan.traffic import place, weights
 from spmd_rl.platforms import CLUSTER
@@ -33,6 +39,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Print what was asked for; the exit status is 2 where the user can fix what is wrong."""
     options, rest = _parse(sys.argv[1:] if arguments is None else arguments)
     try:
+        rest = as_the_run(options, rest) if options.compare else rest
         case, aside = configure(options, rest)
         device = int(options.device_gib * 2**30) if options.device_gib else case.device and case.device.memory
         answer = weights(case, device)
@@ -41,6 +48,10 @@ def main(arguments: list[str] | None = None) -> None:
         answer["memory"] = memory(case, held, device)
         if case.device is not None:
             answer |= judgement(case, answer, device, options.suggest)
+        if options.compare:
+            answer["compared"] = compare(case, answer, Path(options.compare))
+        if options.picture:
+            picture(answer, case, Path(options.picture))
         if options.rank is not None:
             answer["rank"] = answer.pop("by_rank")[options.rank] | place(case, options.rank)
     except ValueError as error:
@@ -70,6 +81,8 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--device", choices=tuple(DEVICES), help="a device, by the figures of its maker")
     parser.add_argument("--device-gib", type=_gib, metavar="N", help="memory of a device: says what it leaves")
     parser.add_argument("--suggest", action="store_true", help="with --device: layouts that fit, the fastest first")
+    parser.add_argument("--compare", metavar="RUN", help="directory of a run: predictions beside its measurements")
+    parser.add_argument("--picture", metavar="FILE", help="memory over a step, as .png, .pdf or .svg")
     parser.add_argument("--prompt-tokens", type=_positive, metavar="N", help="of a prompt, on average; default: most")
     parser.add_argument("--response-tokens", type=_positive, metavar="N", help="the same of a response")
     parser.add_argument("--rank", type=int, metavar="R", help="one rank in detail, with its peers")
@@ -92,6 +105,15 @@ def _gib(word: str) -> float:
     if not 0 < number < float("inf"):
         raise argparse.ArgumentTypeError("more than 0")
     return number
+
+
+def picture(answer: Json, case: Case, path: Path) -> None:
+    """Draw the memory of a step into a file."""
+    phases = {phase: one["parts"] for phase, one in answer["memory"]["estimate"].items() if phase != Phase.START}
+    model, peak = Path(answer["model"]["path"]).name, answer["memory"]["peak"]
+    title = f"{model} on {case.world_size} ranks: {in_bytes(peak['bytes'])} at the peak, in {peak['phase']}"
+    seconds = answer.get("time", {}).get("seconds", {})
+    draw_memory(path, phases, PARTS, title, seconds, answer.get("fits", {}).get("room"))
 
 
 def configure(options: argparse.Namespace, rest: list[str]) -> tuple[Case, list[str]]:

@@ -6,6 +6,7 @@ from textwrap import wrap
 from spmd_rl.config.engine_cache import GIB
 from spmd_rl.estimate.rank_memory import PARTS
 from spmd_rl.plan.case import Json, count
+from spmd_rl.plan.compare import compare_text
 from spmd_rl.plan.judgement_text import judgement_text
 from spmd_rl.plan.sizes import in_bytes
 from spmd_rl.plan.traffic import FIGURES
@@ -26,6 +27,8 @@ def text(answer: Json) -> str:
     lines += _memory(answer["memory"])
     if "time" in answer:
         lines += judgement_text(answer)
+    if "compared" in answer:
+        lines += [*compare_text(answer["compared"]), ""]
     peers = answer["peers"]
     cells = f"{peers['least']:>12}{peers['mean']:>12.1f}{peers['most']:>12}"
     lines += [f"{'ranks it exchanges with':<24}{cells}   {_where(peers)}", ""]
