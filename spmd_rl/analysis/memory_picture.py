@@ -9,7 +9,7 @@ from spmd_rl.analysis.axes import COLOURS, WIDTH_INCHES, plain, style
 from spmd_rl.analysis.panels import GIB
 
 _MORE = ("#B0B0B0", "#8C6D31", "#1B2A49", "#6A3D9A", "#B2DF8A", "#FB9A99")
-_LEAST_WIDTH = 0.05
+_LEAST_WIDTH = 0.06
 """Of the picture: the shortest phase can be seen."""
 
 
@@ -41,9 +41,9 @@ def draw_memory(
             bottoms = [below + height for below, height in zip(bottoms, heights, strict=True)]
         if room is not None:
             axis.axhline(room * GIB, color="black", linewidth=1, linestyle="--")
-            axis.annotate("can be counted on", (sum(widths), room * GIB), ha="right", va="bottom")
+            axis.annotate("can be counted on", (0, room * GIB), ha="left", va="bottom")
         middles = [left + width / 2 for left, width in zip(lefts, widths, strict=True)]
-        axis.set_xticks(middles, list(phases), rotation=35, ha="right")
+        axis.set_xticks(middles, list(phases), rotation=50, ha="right")
         axis.set_ylim(0, 1.12 * max(*bottoms, (room or 0) * GIB))
         axis.set_ylabel("GiB on the fullest rank")
         axis.set_title(plain(title))

@@ -20,6 +20,8 @@ class Work:
     """Of these in the layer over the vocabulary."""
     active: int
     """Parameters of the layers that one token uses."""
+    routed: int
+    """Of `total` in experts that a router chooses from."""
 
     @classmethod
     def of(cls, shape: ModelShape) -> "Work":
@@ -29,11 +31,9 @@ class Work:
         vocabulary = shape.vocabulary * shape.hidden
         layers = _elements(size for name, size in tensors.items() if ".layers." in name and ".experts." not in name)
         experts = shape.experts
-        routed = 0
-        if experts is not None:
-            used = 3 * experts.ffn * shape.hidden * experts.per_token
-            routed = used * sum(experts.sparse)
-        return cls(shape, total, vocabulary if shape.head == "lm" else 0, layers + routed)
+        each = 3 * experts.ffn * shape.hidden * sum(experts.sparse) if experts else 0
+        used, routed = (each * experts.per_token, each * experts.count) if experts else (0, 0)
+        return cls(shape, total, vocabulary if shape.head == "lm" else 0, layers + used, routed)
 
     def forward(self, batch: MicroBatch) -> float:
         """Return the operations of a forward pass: 2 a parameter that a token uses, 4 a channel and pair of attention;

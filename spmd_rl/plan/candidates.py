@@ -1,11 +1,13 @@
 """Look at other settings of the same run: which fit, and how fast they would be."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import combinations, product
 
 from spmd_rl.config.check import check
 from spmd_rl.config.config import Config
+from spmd_rl.config.engine_cache import BYTES
+from spmd_rl.config.names import Phase
 from spmd_rl.distributed.layout import RolloutLayout, TrainLayout
 from spmd_rl.estimate.rank_memory import parts_by_phase
 from spmd_rl.estimate.step_time import Held
@@ -15,7 +17,7 @@ from spmd_rl.plan.timing import timing
 from spmd_rl.platforms.devices import Device
 from spmd_rl.weights.device_memory import RankBytes, rank_bytes
 
-LISTED = 8
+LISTED, _MOST_STAGES = 8, 16
 _LAYOUT_SETTINGS = ("parallel.", "rollout.", "train.tokens", "model.path")
 
 
@@ -26,6 +28,8 @@ class Candidate:
     changes: dict[str, object]
     phase: str
     bytes: int
+    rollout: int
+    """Bytes in the rollout."""
     tokens_per_second: float
 
 
@@ -34,7 +38,7 @@ def judged(case: Case, changes: dict[str, object], device: Device, room: int, wo
     config, world = case.config, case.world_size
     if any(problem.knob.startswith(_LAYOUT_SETTINGS) for problem in check(config, world, case.shape)):
         return None
-    phase, most, cache = "", 0, 0
+    phase, most, cache, rollout = "", 0, 0, 0
     stage_ranks = case.train.stage_ranks
     helds = [_held(case, stage * stage_ranks, room) for stage in range(case.train.pipeline)]
     for stage, held in enumerate(helds):
@@ -43,6 +47,7 @@ def judged(case: Case, changes: dict[str, object], device: Device, room: int, wo
         cache = held.cache
         for name, parts in parts_by_phase(case.run, held, stage).items():
             size = sum(parts.values())
+            rollout = max(rollout, size) if name == Phase.ROLLOUT else rollout
             if size > most:
                 phase, most = name, size
     policy = [held.learners["policy"] for held in helds]
@@ -53,7 +58,7 @@ def judged(case: Case, changes: dict[str, object], device: Device, room: int, wo
     inside = case.train.pipeline * case.train.tensor * max(1, case.train.expert) <= case.ranks_per_node
     near, far = (missing, 0) if inside else (0, missing)
     held = Held(weights, engine, cache, max(one.optimizer for one in policy), near, far)
-    return Candidate(changes, phase, most, timing(case, device, held, work)["tokens_per_second"])
+    return Candidate(changes, phase, most, rollout, timing(case, device, held, work)["tokens_per_second"])
 
 
 def _held(case: Case, rank: int, room: int) -> RankBytes:
@@ -87,11 +92,12 @@ def nearest(case: Case, device: Device, room: int) -> list[Candidate]:
     """Return the changes of one setting, or of two, after which all phases fit; the fastest first."""
     work = Work.of(case.shape)
     single = list(_single_changes(case.config, case.world_size))
-    found = _fitting(case, single, device, room, work)
-    if not found:
-        pairs = [one | other for one, other in product(single, single) if one.keys().isdisjoint(other)]
-        found = _fitting(case, pairs, device, room, work)
-    return found[:3]
+    pairs = (one | other for one, other in combinations(single, 2) if one.keys().isdisjoint(other))
+    for options in (single, pairs):
+        found = [one for one in _judged(case, options, device, room, work) if one.bytes <= room]
+        if found:
+            break
+    return sorted(found, key=lambda one: -one.tokens_per_second)[:3]
 
 
 def _single_changes(config: Config, world: int) -> Iterator[dict[str, object]]:
@@ -111,37 +117,61 @@ def _single_changes(config: Config, world: int) -> Iterator[dict[str, object]]:
     yield {"--world-size": 2 * world}
 
 
-def layouts(case: Case) -> Iterator[dict[str, object]]:
-    """Yield the layouts of training and rollout, and how much is computed again."""
-    shape, world = case.shape, case.world_size
-    most = case.ranks_per_node
-    tensors = [t for t in _powers(min(most, world)) if shape.heads % t == 0 and (shape.kv_heads % t == 0)]
-    pipelines = [p for p in _divisors(world) if p <= min(16, shape.layers)]
-    experts = [e for e in _powers(world) if shape.experts.count % e == 0] if shape.experts else [1]
-    engines: list[dict[str, object]] = [{"rollout.tensor": t} for t in tensors]
-    if shape.experts:
-        engines = [
-            {"rollout.tensor": t, "rollout.data": d, "rollout.expert_parallel": True}
-            for t in tensors
-            for d in _powers(world // t)
-            if shape.experts.count % (t * d) == 0 and (d == 1 or t * d >= 8)
-        ]
-    for tensor, pipeline, expert in product(tensors, pipelines, experts):
-        stage = world // pipeline
-        if world % (pipeline * tensor) or stage % expert:
+def engines(case: Case, work: Work, room: int) -> Iterator[dict[str, object]]:
+    """Yield the layouts of rollout whose weights leave room for a cache."""
+    shape, world, size = case.shape, case.world_size, BYTES[case.config.model.dtype]
+    for tensor in _tensors(case):
+        if shape.experts is None:
+            if size * work.total / tensor < room:
+                yield {"rollout.tensor": tensor}
             continue
-        training = {"parallel.tensor": tensor, "parallel.pipeline": pipeline}
+        for data in _powers(world // tensor):
+            weights = size * ((work.total - work.routed) / tensor + work.routed / (tensor * data))
+            if shape.experts.count % (tensor * data) == 0 and world % (tensor * data) == 0 and weights < room:
+                yield {"rollout.tensor": tensor, "rollout.data": data, "rollout.expert_parallel": True}
+
+
+def trainings(case: Case, work: Work, room: int) -> Iterator[dict[str, object]]:
+    """Yield the layouts of training whose weights and gradients leave room, and how much is computed again."""
+    shape, world, size = case.shape, case.world_size, BYTES[case.config.model.dtype] + 4
+    pipelines = [p for p in _divisors(world) if p <= min(_MOST_STAGES, shape.layers)]
+    experts = [e for e in _powers(world) if shape.experts.count % e == 0] if shape.experts else [1]
+    for tensor, pipeline, expert in product(_tensors(case), pipelines, experts):
+        held = size * ((work.total - work.routed) / tensor + work.routed / expert) / pipeline
+        if world % (pipeline * tensor) or (world // pipeline) % expert or held > room:
+            continue
+        training: dict[str, object] = {"parallel.tensor": tensor, "parallel.pipeline": pipeline}
         if shape.experts:
             training["parallel.expert"] = expert
-        for engine, recompute in product(engines, ("none", "full")):
-            yield {**training, **engine, "train.recompute": recompute}
+        for recompute in ("none", "full"):
+            yield {**training, "train.recompute": recompute}
+
+
+def _tensors(case: Case) -> list[int]:
+    shape = case.shape
+    sizes = _powers(min(case.ranks_per_node, case.world_size))
+    return [size for size in sizes if shape.heads % size == 0 and shape.kv_heads % size == 0]
 
 
 def suggest(case: Case, device: Device, room: int) -> list[Candidate]:
-    """Return the layouts that fit, by their estimated speed, the fastest first."""
+    """Return the layouts that fit, by their estimated speed, the fastest first.
+
+    The engines' layouts are compared beside the training as it is, then trainings beside the best of them.
+    """
+    work = Work.of(case.shape)
     plain = replace(case, config=_without_stages(case.config))
-    found = _fitting(plain, layouts(case), device, room, Work.of(case.shape))[:LISTED]
-    return [replace(one, changes=_differing(case.config, one.changes)) for one in found]
+    # Whatever the training takes, the engine's phases are the same.
+    rollouts = _judged(case, engines(case, work, room), device, room, work)
+    best = sorted((one for one in rollouts if one.rollout <= room), key=lambda one: -one.tokens_per_second)[:2]
+    both = (training | one.changes for one in best for training in trainings(case, work, room))
+    found = [one for one in _judged(plain, both, device, room, work) if one.bytes <= room]
+    found.sort(key=lambda one: -one.tokens_per_second)
+    return [replace(one, changes=_differing(case.config, one.changes)) for one in found[:LISTED]]
+
+
+def _without_stages(config: Config) -> Config:
+    """Return the configuration without what belongs to one layout alone."""
+    return replace(config, parallel=replace(config.parallel, layers_per_stage=(), virtual=1, expert_tensor=1))
 
 
 def _differing(config: Config, changes: dict[str, object]) -> dict[str, object]:
@@ -158,16 +188,14 @@ def _without_stages(config: Config) -> Config:
     return replace(config, parallel=replace(config.parallel, layers_per_stage=(), virtual=1, expert_tensor=1))
 
 
-def _fitting(
-    case: Case, options: Iterator[dict[str, object]] | list[dict[str, object]], device: Device, room: int, work: Work
-) -> list[Candidate]:
-    found = []
+def _judged(
+    case: Case, options: Iterable[dict[str, object]], device: Device, room: int, work: Work
+) -> Iterator[Candidate]:
     for changes in options:
         other = changed(case, changes)
         one = judged(other, changes, device, room, work) if other else None
-        if one is not None and one.bytes <= room:
-            found.append(one)
-    return sorted(found, key=lambda one: -one.tokens_per_second)
+        if one is not None:
+            yield one
 
 
 def as_json(found: list[Candidate]) -> list[Json]:

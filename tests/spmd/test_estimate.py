@@ -3,15 +3,15 @@
 import dataclasses
 
 import pytest
-from spmd.ranks import run_ranks
-from tiny_models import make_tiny
 
+from spmd.ranks import run_ranks
 from spmd_rl.config.config import Config, ModelConfig
 from spmd_rl.distributed.layout import TrainLayout
 from spmd_rl.estimate.activations import Activations
 from spmd_rl.estimate.micro_batch import Lengths, MicroBatch
 from spmd_rl.models.model_shape import read_model_shape
 from spmd_rl.platforms import record
+from tiny_models import make_tiny
 
 SIZES = {"hidden": 256, "heads": 8, "ffn": 768, "vocabulary": 2048, "max_positions": 2048}
 BATCH = {"prompt": 200, "response": 100, "samples": 8, "microbatches": 3}
