@@ -71,7 +71,7 @@ class RefusedVariable(NamedTuple):
     """A variable of the environment with which the program can't run."""
 
     settings: tuple[str, ...]
-    """What in it is refused."""
+    """Parts of its value that are refused."""
     met: str
     way: str
 
@@ -137,9 +137,9 @@ class Platform:
     forks: bool = True
     """A process that holds its device may be copied (fork): a checkpoint is then written in the background."""
     max_sequences: int = 256
-    """What rollout.max_sequences is where it is None."""
+    """Value of rollout.max_sequences where that is None."""
     microbatch_tokens: int = 16384
-    """What train.tokens_per_microbatch is where it is None."""
+    """Value of train.tokens_per_microbatch where that is None."""
     wraps_integers: bool = True
     """Its sums and products of whole numbers wrap around, as checksums count on; else those are made on the host."""
     engine_options: Mapping[str, object] = field(default_factory=dict)

@@ -229,8 +229,8 @@ def score(case, trainer) -> dict:
 
 
 def compare(learner, before, expected_file: str) -> tuple[dict[str, float], dict[str, float]]:
-    """How far this rank's gradients, and its update, are from Hugging Face's: by name, the largest difference relative
-    to the tensor's largest value.
+    """Measure how far this rank's gradients, and its update, are from Hugging Face's: by name, the largest difference
+    relative to the tensor's largest value.
 
     `expected_file`: Hugging Face's gradients, by name.
     """

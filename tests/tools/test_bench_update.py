@@ -12,7 +12,7 @@ from spmd_rl.testing.launcher import environment
 
 ROOT = Path(__file__).resolve().parents[2]
 NOT_NEEDED = ("vllm", "tyro", "wandb", "math_verify", "reasoning_gym", "plotext", "rich")
-"""What an image with torch and transformers lacks, and who only trains never asks for."""
+"""Packages that an image with torch and transformers lacks, and that only training never asks for."""
 PARTS = {"log-probabilities as transformers'": 4, "a shared prompt's gradient": 2, "offload": 1, "speed": 1}
 
 
