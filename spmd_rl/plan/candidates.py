@@ -76,6 +76,8 @@ def changed(case: Case, changes: dict[str, object]) -> Case | None:
         if setting:
             part = replace(getattr(config, section), **{setting: value})
             config = replace(config, **{section: part})
+    if "parallel.pipeline" in changes:  # the stages' layers are another pipeline's
+        config = replace(config, parallel=replace(config.parallel, layers_per_stage=()))
     try:
         train, rollout = TrainLayout.of(config.parallel, world), RolloutLayout.of(config.rollout, world)
         train = train.suited_to(case.shape.layers)
@@ -193,7 +195,9 @@ def _judged(
 ) -> Iterator[Candidate]:
     for changes in options:
         other = changed(case, changes)
-        one = judged(other, changes, device, room, work) if other else None
+        uneven = other.train.layers_per_stage if other and "parallel.pipeline" in changes else ()
+        named = changes | ({"parallel.layers_per_stage": uneven} if uneven else {})
+        one = judged(other, named, device, room, work) if other else None
         if one is not None:
             yield one
 

@@ -55,10 +55,14 @@ def _suggested(answer: Json) -> list[str]:
 
 
 def _candidate(one: Json) -> list[str]:
-    words = [f"{name.removeprefix('--')} {value}" for name, value in one["changes"].items()]
+    words = [f"{name.removeprefix('--')} {_value(value)}" for name, value in one["changes"].items()]
     text = f"{one['tokens_per_second']:>10,.0f} tokens/s {one['bytes'] / GIB:>6.1f} GiB in {one['phase']:<17}"
     return wrap(text + (", ".join(words) or "as it is"), 118, initial_indent="  ", subsequent_indent=" " * 48)
 
 
 def _all(found: list[Json]) -> list[str]:
     return [line for one in found for line in _candidate(one)]
+
+
+def _value(value: object) -> str:
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
