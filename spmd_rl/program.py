@@ -21,7 +21,7 @@ from spmd_rl.controller.checkpoint_manager import Preempted
 from spmd_rl.controller.ranks import Ranks
 from spmd_rl.controller.session import RunContext, Session
 from spmd_rl.data.answers import ANSWERS
-from spmd_rl.distributed.environment import rank_from_environment, restarts_from_environment
+from spmd_rl.distributed.environment import rank_from_environment
 from spmd_rl.distributed.status import doing
 from spmd_rl.errors import refuse
 from spmd_rl.health.preemption import preemption_event
@@ -197,7 +197,6 @@ class Training:
     def build(self, rank: Rank) -> "BaseWorker":
         """Find where the run goes on, begin its log, and build the worker."""
         with doing("imports Megatron-Core and vLLM"):
-            from spmd_rl.distributed.gather import gather
             from spmd_rl.runtime.resume_point import resume_point
             from spmd_rl.runtime.run_directory import hold, keep_finished
             from spmd_rl.worker.train_worker import TrainWorker
@@ -205,7 +204,7 @@ class Training:
         config, world, inputs = self.config, rank.world, rank.inputs
         with doing("waits for its directory"):
             self.lock = hold(self.directory, world)
-        restarts = max(gather(restarts_from_environment(), world.payload))  # torchrun counts on each node for itself
+        restarts = world.restarts()
         faults = None
         if config.inject:
             from spmd_rl.testing.fault_injection import FaultInjector

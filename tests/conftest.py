@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from deadlines import crowding
 from tiny_models import make_tiny
 from tiny_tokenizer import make_tokenizer
 
@@ -60,6 +61,13 @@ def pytest_collection_modifyitems(config, items):
         draw = random.Random(seed)
         files = {item.path: draw.random() for item in items}
         items.sort(key=lambda item: (files[item.path], draw.random()))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # before pytest-timeout looks
+def pytest_runtest_protocol(item, nextitem):
+    if "spmd" in item.keywords and item.get_closest_marker("timeout") is None:
+        item.add_marker(pytest.mark.timeout(float(item.config.getini("timeout")) * crowding()))
+    return (yield)
 
 
 @pytest.fixture(scope="session")

@@ -12,8 +12,10 @@ from spmd_rl.distributed import addresses
 from spmd_rl.distributed.environment import (
     local_rank_from_environment,
     rank_from_environment,
+    restarts_from_environment,
     size_from_environment,
 )
+from spmd_rl.distributed.gather import gather
 from spmd_rl.distributed.rendezvous import meet, of_all_attempts
 from spmd_rl.platforms.platform import Platform
 
@@ -44,6 +46,13 @@ class World:
     def begin(self) -> None:
         """From now on what is in the run's directory is of this launch."""
         of_all_attempts(self.store).set(_BEGUN, "")
+
+    def restarts(self) -> int:
+        """Return how often torchrun has started ranks again where it did so most: each node's counts for itself.
+
+        A collective.
+        """
+        return max(gather(restarts_from_environment(), self.payload))
 
 
 def start(platform: Platform, collective_timeout_seconds: float) -> World:

@@ -85,8 +85,17 @@ def test_a_rank_that_is_gone_is_named_by_rank_0(tmp_path, fan_out):
     assert re.match("REFUSED rank 3 (is gone|did not arrive)", line), line
 
 
-def test_samples_reach_every_rank_that_trains_on_them_unchanged():
-    for report in run_ranks("spmd.exchange_ranks", 4, {}):
+@pytest.fixture(scope="module")
+def exchanged():
+    return run_ranks("spmd.exchange_ranks", 4, {})
+
+
+def test_all_ranks_know_of_the_most_restarts_that_torchrun_has_counted_on_a_node(exchanged):
+    assert [report.pop("restarts") for report in exchanged] == [2] * 4
+
+
+def test_samples_reach_every_rank_that_trains_on_them_unchanged(exchanged):
+    for report in exchanged:
         assert report == {
             "equal": True,
             "samples": True,
