@@ -33,6 +33,11 @@ def test_a_leading_dimension_of_the_parameter_selects_pieces():
     assert cut(pieces[:1], 1, 1, 2) == [Piece("expert0", (1, 0), (1, 3), "w13", (0, 0, 0))]
 
 
+def test_a_box_inside_a_piece_is_as_far_from_the_pieces_corner_in_the_parameter_as_in_the_tensor():
+    piece = Piece("a", (2, 3), (4, 5), "p", (7, 1, 1))
+    assert piece.part(Box("a", (3, 5), (2, 2))) == Piece("a", (3, 5), (2, 2), "p", (7, 2, 3))
+
+
 def test_splitting_a_box_keeps_every_element_once_and_the_limit():
     box = Box("a", (2, 3), (5, 7))
     for limit in (1, 3, 7, 8, 20, 35):

@@ -176,6 +176,13 @@ def test_a_rank_takes_from_its_own_node_when_that_holds_the_part():
         assert peers == {rank ^ 1}
 
 
+def test_who_alone_holds_what_many_need_sends_no_more_than_a_bucket_in_a_round():
+    held = Shard({"a": (8, 2)}, (whole("a", (8, 2), "a"),))
+    plan = Schedule([held, *[NOTHING] * 3], [NOTHING, *[held] * 3], bucket_elements=4).plan(0)
+    sent = [sum(piece.elements for pieces in step.send.values() for piece in pieces) for step in plan.rounds]
+    assert max(sent) <= 4 and sum(sent) == 48
+
+
 def test_senders_share_the_work():
     """Sixteen ranks, of which every second holds what the others need."""
     full = hf_shard(model_shape())
