@@ -28,7 +28,7 @@ python=.venv/bin/python
 case "$set" in
 quick) exec $python -m pytest -m "not spmd and not slow and not long" "${two[@]}" "$@" ;;
 main) exec $python -m pytest -m "not slow" "${two[@]}" "$@" ;;
-nightly) SPMD_RL_KILLS=10 exec $python -m pytest --full --shuffle "$(date +%j)" "$@" ;;
+nightly) SPMD_RL_KILLS=10 exec $python -m pytest --full --shuffle "$(date +%j)" "${two[@]}" "$@" ;;
 esac
 $python -m coverage erase
 status=0

@@ -60,7 +60,7 @@ def pytest_collection_modifyitems(config, items):
     if (seed := config.getoption("shuffle")) is not None:
         draw = random.Random(seed)
         files = {item.path: draw.random() for item in items}
-        items.sort(key=lambda item: (files[item.path], draw.random()))
+        items.sort(key=lambda item: (item.path not in minutes, files[item.path], draw.random()))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # before pytest-timeout looks

@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file
 from tiny_run import RULE, tiny_rule, tiny_settings
 
-from spmd.ranks import ROOT, run_program
+from spmd.ranks import ROOT
 from spmd_rl.analysis.compare_runs import compare
-from spmd_rl.testing.launcher import environment
+from spmd_rl.testing.launcher import environment, torchrun
 from tiny_models import make_tiny
 from tiny_tokenizer import make_tokenizer
 
@@ -38,7 +38,10 @@ SETTINGS = {
 
 def grpo(root, name: str, *more: str) -> str:
     words = tiny_settings(root, run={"dir": root / name}, **SETTINGS)
-    return run_program("spmd_rl.grpo", 2, *words, *tiny_rule(root), *more)
+    command = torchrun(2, "-m", "spmd_rl.grpo", *words, *tiny_rule(root), *more)
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
+    return done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +115,7 @@ def test_an_evaluation_shows_pictures_to_the_model_and_to_who_reads_its_page(fin
         root / "eval",
     ]
     words += ["--max-prompt-length", 400, "--max-response-length", 6, "--rollout.cache-gib", 0.05, "--platform", "cpu"]
-    said = run_program("spmd_rl.evaluate", 1, *words)
+    said = serve("evaluate", *words)
     assert f"questions with their pictures  {root / 'eval' / 'geo.html'}" in said
     lines = [json.loads(line) for line in (root / "eval" / "geo.jsonl").read_text().splitlines()]
     assert len(lines) == 3 and all(line["thumbnails"][0].startswith("data:image/jpeg") for line in lines)
@@ -129,12 +132,7 @@ def test_a_chat_shows_a_picture_and_answers_as_transformers_does(tmp_path):
     Image.new("RGB", (84, 56), "red").save(tmp_path / "red.png")
     typed = f"/image {tmp_path / 'red.png'}\nWhich colour?\n/exit\n"
     words = ["--model", tmp_path, "--temperature", 0, "--max-tokens", 8, "--context", 200, "--cache-gib", 0.05]
-    command = [sys.executable, "-m", "spmd_rl.chat", *map(str, words), "--platform", "cpu"]
-    done = subprocess.run(
-        command, env=environment(), cwd=ROOT, input=typed, capture_output=True, text=True, check=False
-    )
-    said = done.stdout
-    assert done.returncode == 0, (said + done.stderr)[-6000:]
+    said = serve("chat", *words, "--platform", "cpu", typed=typed)
     assert "84 x 56 pixels, is shown with your next question" in said
     tokenizer, shown = AutoTokenizer.from_pretrained(tmp_path), Qwen2VLImageProcessorPil.from_pretrained(tmp_path)
     pixels = shown([Image.open(tmp_path / "red.png")], return_tensors="pt")
@@ -151,3 +149,13 @@ def test_a_chat_shows_a_picture_and_answers_as_transformers_does(tmp_path):
         out = model.generate(prompt, **pixels, mm_token_type_ids=types, max_new_tokens=8, do_sample=False)
     answer = tokenizer.decode(out[0, prompt.shape[1] :], skip_special_tokens=True)
     assert answer in said
+
+
+def serve(program: str, *words: object, typed: str = "") -> str:
+    """Return what a program of one rank prints."""
+    command = [sys.executable, "-m", f"spmd_rl.{program}", *map(str, words)]
+    done = subprocess.run(
+        command, env=environment(), cwd=ROOT, input=typed, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
+    return done.stdout

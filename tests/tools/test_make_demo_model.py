@@ -114,13 +114,15 @@ def test_its_tokenizer_splits_numbers_into_digits_before_anything_else(made):
     assert render(tokenizer, [{"role": "user", "content": "1"}])[0] == 1
 
 
-def test_a_complete_directory_is_left_alone_at_once(made, gguf):
-    before = {path.name: path.stat().st_mtime_ns for path in made.iterdir()}
-    command = [sys.executable, "-X", "importtime", TOOL, "--output", made, "--gguf", gguf]
+def test_a_complete_directory_is_left_alone_at_once(tmp_path, tool):
+    for name in tool.FILES:
+        (tmp_path / name).write_text(name)
+    before = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    command = [sys.executable, "-X", "importtime", TOOL, "--output", tmp_path, "--gguf", TOOL]
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, "is complete" in done.stdout) == (0, True)
     assert not re.search(r"\b(torch|transformers|numpy)$", done.stderr, re.MULTILINE), "it loads nothing for that"
-    assert {path.name: path.stat().st_mtime_ns for path in made.iterdir()} == before
+    assert {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
 
 
 def test_an_incomplete_directory_is_refused_and_not_touched(tmp_path, gguf):
