@@ -3,7 +3,9 @@
 import contextlib
 import dataclasses
 import io
+import os
 import re
+import sys
 from collections.abc import Iterable
 from typing import Any, TypeVar, get_args, get_origin
 
@@ -124,7 +126,20 @@ def _stray(words: list[str], known: Iterable[str]) -> str:
 
 def print_help(default: Any, description: str) -> None:
     """Print every setting with its explanation and its value in `default`, and exit."""
-    _tyro(["--help"], default, description)
+    try:
+        _tyro(["--help"], default, description)
+    except BrokenPipeError:  # who reads it, as head does, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.exit()
+
+
+def _program() -> str | None:
+    """Return what starts this program as one types it; None: a file, which its name says."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    if spec is None:
+        return None
+    name = spec.name.removesuffix(".__main__")
+    return " ".join(["python", "-m", name, *(sys.argv[1:2] if name == "spmd_rl" else ())])
 
 
 def _words(name: str, words: list[str]) -> list[str]:
@@ -151,6 +166,7 @@ def _tyro(argv: list[str], default: Settings, description: str = "") -> Settings
             quiet.enter_context(contextlib.redirect_stdout(io.StringIO()))
         return tyro.cli(
             type(default),
+            prog=_program(),
             args=argv,
             default=default,
             description=description,

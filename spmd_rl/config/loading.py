@@ -21,7 +21,7 @@ from spmd_rl.models.hub import hub_name
 Settings = TypeVar("Settings")
 
 DESCRIPTION = """\
-Every setting below can stand in a YAML file, section by section, and on the command line, which wins.
+Every setting below can stand in a YAML file, by section, and on the command line, which wins.
 
   --config FILE   the YAML file; without it the defaults below hold
 """

@@ -4,6 +4,7 @@ In a checkout they stand beside the package, in an installed one inside of it (s
 """
 
 from pathlib import Path
+from textwrap import TextWrapper
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -22,11 +23,13 @@ def shipped_names(kind: str) -> list[str]:
 def shipped_list() -> str:
     """Say what there is by name, for people who look for it in the help."""
     templates = sorted(path.stem for path in (folder("configs") / "templates").glob("*.jinja"))
-    return (
-        f"Data sets by name (data.source): arithmetic, {', '.join(shipped_names('datasets'))}. "
-        f"Templates by name (data.template): chat, plain, {', '.join(templates)}. "
-        "Rules by name: see reward.rules below."
+    said = (
+        f"Data sets by name (data.source): arithmetic, {', '.join(shipped_names('datasets'))}.",
+        f"Templates by name (data.template): chat, plain, {', '.join(templates)}.",
+        "Rules by name: see reward.rules below.",
     )
+    lines = TextWrapper(100, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
+    return "\n".join(map(lines.fill, said))
 
 
 def model_sizes(path: str) -> Path | None:

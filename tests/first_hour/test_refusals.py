@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -197,3 +198,23 @@ def test_no_word_at_all_says_what_there_is(here, monkeypatch, capsys):
     screen = capsys.readouterr().out
     assert all(name in screen for name in ("grpo", "evaluate", "chat", "plot", "doctor", "gsm8k"))
     assert all(len(line) <= SCREEN_COLUMNS for line in screen.splitlines())
+
+
+@pytest.mark.parametrize("words", [("spmd_rl.grpo",), ("spmd_rl", "grpo", "--nproc_per_node", "2"), ("spmd_rl.chat",)])
+def test_the_help_says_what_was_typed_and_its_head_fits_the_screen(here, words):
+    asked = [sys.executable, "-m", *words, "--help"]
+    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(asked, env=env, capture_output=True, text=True, check=False)
+    usage, *lines = done.stdout.splitlines()
+    typed = " ".join(words).removesuffix(" --nproc_per_node 2")
+    assert done.returncode == 0 and usage == f"usage: python -m {typed} [-h] [OPTIONS]", done.stderr
+    assert all(len(line) <= SCREEN_COLUMNS for line in lines), max(lines, key=len)
+
+
+def test_a_help_of_which_somebody_reads_the_first_line_ends_well(here):
+    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-m", "spmd_rl.grpo", "--help"], env=env, **pipes) as asked:
+        assert asked.stdout.readline().startswith(b"usage")
+        asked.stdout.close()
+        assert asked.stderr.read() == b"" and asked.wait() == 0
