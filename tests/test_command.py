@@ -61,6 +61,8 @@ def test_a_shipped_configuration_is_found_by_its_name(tmp_path, monkeypatch):
     for named in ("demo_smollm2_cpu", "demo_smollm2_cpu.yaml", "configs/demo_smollm2_cpu.yaml"):
         assert load_config(["--config", named]).run.name == "demo"
     assert find_file("no_such_one.yaml", ("",)) is None
+    of_an_evaluation = folder("configs") / "evaluation" / "lab_smollm2_cpu.yaml"
+    assert find_file("evaluation/lab_smollm2_cpu", ("", "evaluation")) == of_an_evaluation
     with pytest.raises(ConfigError, match="no_such_one"):
         load_config(["--config", "no_such_one.yaml"])
 

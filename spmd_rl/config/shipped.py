@@ -44,7 +44,8 @@ def model_sizes(path: str) -> Path | None:
 def find_file(text: str, kinds: tuple[str, ...]) -> Path | None:
     """Return the YAML file that a text names: one that is there, else a shipped one of these kinds.
 
-    A shipped one is named as in a checkout (configs/datasets/gsm8k.yaml), or by its name, with or without .yaml.
+    A shipped one is named as in a checkout (configs/datasets/gsm8k.yaml), or by its name, with its kind before it
+    (evaluation/lab_smollm2_cpu) or not, with .yaml or not.
     """
     given = Path(text)
     if given.suffix in (".yaml", ".yml") and given.is_file():
@@ -54,6 +55,6 @@ def find_file(text: str, kinds: tuple[str, ...]) -> Path | None:
     for kind in kinds:
         home = folder("configs") / kind
         parts = given.parts[:-1]
-        if (home / f"{given.stem}.yaml").is_file() and parts in ((), ("configs", *Path(kind).parts)):
+        if (home / f"{given.stem}.yaml").is_file() and parts in ((), Path(kind).parts, ("configs", *Path(kind).parts)):
             return home / f"{given.stem}.yaml"
     return None
