@@ -310,3 +310,11 @@ def test_seven_billion_parameters_do_not_train_on_one_gpu_whose_optimizer_has_no
     planned, _ = configure(options, ["--config", file, "--parallel.tensor", "1", "--rollout.tensor", "1"])
     with pytest.raises(ConfigError, match=r"parallel.tensor = 1: in update rank 0 .*optimizer 85\.\d+"):
         memory(planned, [0], 80 * GIB)
+
+
+def test_seven_billion_parameters_train_on_two_gpus_that_share_them():
+    options = SimpleNamespace(world_size=2, rank=None, ranks_per_node=2, **NOTHING)
+    file = str(ROOT / "configs" / "grpo_qwen25_7b_8gpu.yaml")
+    planned, _ = configure(options, ["--config", file, "--parallel.tensor", "2", "--rollout.tensor", "2"])
+    phases = memory(planned, [4 * 256 << 20] * 2, int(79.6 * GIB))["phases"]
+    assert min(spread["margin"] for spread in phases.values()) > 15 * GIB
