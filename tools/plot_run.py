@@ -14,7 +14,7 @@ from pathlib import Path
 from spmd_rl.analysis.curves import CORRECTED, Run, as_text, curves, read_intervals, read_run
 from spmd_rl.analysis.figures import KINDS, draw_all
 from spmd_rl.analysis.legends import labels
-from spmd_rl.analysis.run_page import as_page
+from spmd_rl.analysis.run_page import as_page, with_files
 from spmd_rl.analysis.self_correction import frequency, insight
 from spmd_rl.data.samples import SAMPLES, read_samples
 
@@ -62,7 +62,9 @@ def main() -> None:
         runs = [with_answers(*pair) for pair in zip(runs, arguments.run_dirs, strict=True)]
         output = arguments.output or place(arguments.run_dirs)
         pictures, notes = draw_all(runs, output, arguments.format)
-        page = as_page(runs, pictures, notes, arguments.run_dirs)
+        page, shown = with_files(as_page(runs, pictures, notes, arguments.run_dirs))
+        for name, content in shown.items():
+            (output / name).write_bytes(content)
         (output / "report.md").write_text(page, encoding="utf-8")
     except (ValueError, OSError) as error:
         sys.exit(f"plot_run: {error}")

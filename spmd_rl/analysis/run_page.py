@@ -1,5 +1,7 @@
 """Write the page to hand in: what runs were, what differs, first and last values, pictures, a few samples."""
 
+import base64
+import hashlib
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,7 +10,7 @@ from pathlib import Path
 from spmd_rl.analysis.curves import WANTED, Run
 from spmd_rl.analysis.legends import differences, distinct
 from spmd_rl.analysis.panels import GIB
-from spmd_rl.data.samples import SAMPLES, read_samples
+from spmd_rl.data.samples import SAMPLES, read_samples, thumbnails
 from spmd_rl.runlog.launches import read_launches
 
 LONGEST = 1200
@@ -29,7 +31,10 @@ _TABLE = (
 def as_page(
     runs: Sequence[Run], pictures: Mapping[str, str], notes: Sequence[str], directories: Sequence[Path] = ()
 ) -> str:
-    """Return a Markdown page; `pictures`: file -> caption, `directories`: of the runs, for launches and samples."""
+    """Return a Markdown page, which holds the pictures that samples show: `with_files` takes them out.
+
+    `pictures`: file -> caption, `directories`: of the runs, for launches and samples.
+    """
     names = distinct([run.name for run in runs])
     lines = [f"# {', '.join(names)}", "", *_facts(runs, names, directories)]
     lines += [*_differences_table(runs, names), *_values_table(runs, names)]
@@ -40,6 +45,22 @@ def as_page(
     for name, directory in zip(names, directories, strict=False):
         lines += _samples(name if len(runs) > 1 else "", directory)
     return "\n".join(lines)
+
+
+def with_files(page: str) -> tuple[str, dict[str, bytes]]:
+    """Return a page that names files in place of the pictures which it holds, and these by their names.
+
+    What shows Markdown seldom shows pictures that are inside it.
+    """
+    files: dict[str, bytes] = {}
+
+    def named(found: re.Match[str]) -> str:
+        content = base64.b64decode(found[1])
+        name = f"shown_{hashlib.blake2b(content, digest_size=6).hexdigest()}.jpg"
+        files[name] = content
+        return f"![picture]({name})"
+
+    return re.sub(r"!\[picture\]\(data:image/jpeg;base64,([\w+/=]+)\)", named, page), files
 
 
 def _facts(runs: Sequence[Run], names: Sequence[str], directories: Sequence[Path]) -> Iterator[str]:
@@ -131,11 +152,14 @@ def _samples(name: str, directory: Path) -> Iterator[str]:
         return
     first: dict[str, dict[str, object]] = {}
     last: dict[str, dict[str, object]] = {}
+    pictures: dict[tuple[object, object], Sequence[str]] = {}
     step = begun = None
     for sample in read_samples(directory):
         begun = sample["step"] if begun is None else begun
         if sample["step"] != step:
             step, last = sample["step"], {}
+            pictures = {key: some for key, some in pictures.items() if key[0] == begun}
+        pictures |= thumbnails([sample])
         last.setdefault(str(sample.get("cause")), sample)
         if sample["step"] == begun:
             first = last
@@ -144,6 +168,8 @@ def _samples(name: str, directory: Path) -> Iterator[str]:
     for found in (first, last) if first is not last else (first,):
         for cause in [cause for cause in _SHOWN if cause in found][:2] or list(found)[:2]:
             yield from _sample(found[cause])
+            if some := pictures.get((found[cause]["step"], found[cause].get("index"))):
+                yield from (" ".join(f"![picture]({one})" for one in some), "")
 
 
 def _sample(sample: Mapping[str, object]) -> Iterator[str]:

@@ -1,8 +1,9 @@
 """Samples as they are kept for people to read: lines of runs/<name>/samples/step_*.jsonl."""
 
+import html
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,16 @@ def read_samples(run_dir: Path) -> Iterator[dict[str, Any]]:
                 if not line.endswith("\n"):
                     break  # being written just now
                 yield {"step": int(named[1]) if named else 0} | _parsed(line, path, number)
+
+
+def thumbnails(samples: Iterable[Mapping[str, Any]]) -> dict[tuple[Any, Any], Sequence[str]]:
+    """Return small pictures by step and index of a prompt's row: they stand in the first of its samples alone."""
+    return {(one.get("step"), one.get("index")): one["thumbnails"] for one in samples if one.get("thumbnails")}
+
+
+def as_html(pictures: Iterable[str]) -> str:
+    """Return small pictures, each an address that pages show, in one line of a page."""
+    return "".join(f'<img src="{html.escape(one)}" alt="">' for one in pictures)
 
 
 def _parsed(line: str, path: Path, number: int) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Protocol
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from spmd_rl.config.check_serving import SUMMARY
-from spmd_rl.data.samples import write_samples
+from spmd_rl.data.samples import as_html, write_samples
 from spmd_rl.errors import ConfigError, Problem
 from spmd_rl.evaluation.benchmark import Comparison, Line, accuracy_interval, measure
 
@@ -128,7 +128,7 @@ def write_page(directory: Path, name: str, lines: Sequence[Line]) -> Path | None
 
 
 def _page_row(line: Line) -> str:
-    pictures = "".join(f'<img src="{html.escape(one)}" alt="">' for one in line.get("thumbnails", ()))
+    pictures = as_html(line.get("thumbnails", ()))
     said = line["samples"][0]["response"]
     cells = [line["question"], line["answer"], said, f"{line['accuracy']:.2f}"]
     return f"<tr><td>{pictures}</td>{''.join(f'<td>{html.escape(str(cell))}</td>' for cell in cells)}</tr>\n"

@@ -13,7 +13,7 @@ from spmd_rl.distributed.status import set_status
 from spmd_rl.models.model_shape import ModelShape
 from spmd_rl.platforms.platform import Platform
 from spmd_rl.rollout.engine_weights import SleepMode, Weights
-from spmd_rl.rollout.images import image_options, with_images
+from spmd_rl.rollout.images import ImageFeatures, image_options, with_images
 from spmd_rl.rollout.options import memory_of_engine, model_options
 from spmd_rl.rollout.packed_weights import OwnStorages
 from spmd_rl.rollout.requests import Completion, Request, SamplingParams
@@ -79,8 +79,9 @@ class Engine:
             **options,
         )
         self.needs_text, self.skip_special_tokens, self.end_ids = needs_text, skip_special_tokens, tuple(end_ids)
-        self.asleep, self.sees = False, shape.vision is not None
+        self.asleep = False
         runner = self._runner
+        self.features = None if shape.vision is None else ImageFeatures(runner.get_model())
         self.memory = (SleepMode if platform.engine_sleeps else OwnStorages)(self.llm, runner)
         self.weights: Weights = self.memory.weights
         platform.after_engine_start()
@@ -108,7 +109,7 @@ class Engine:
             self.memory.wake_cache()
             self.asleep = False
         self.llm.reset_prefix_cache()
-        if self.sees:
+        if self.features is not None:
             self.llm.llm_engine.reset_encoder_cache()
 
     def close(self) -> None:
@@ -172,10 +173,11 @@ class Engine:
         from vllm.inputs import TokensPrompt
         from vllm.sampling_params import RequestOutputKind
 
-        prompt = list(request.prompt)
+        prompt, images = list(request.prompt), request.images
+        features = self.features.of(images) if self.features and images else None
         self.llm.llm_engine.add_request(
             str(request.id),
-            with_images(prompt, request.images) if request.images else TokensPrompt(prompt_token_ids=prompt),
+            with_images(prompt, images, features) if images else TokensPrompt(prompt_token_ids=prompt),
             vllm.SamplingParams(
                 temperature=sampling.temperature,
                 top_p=sampling.top_p,

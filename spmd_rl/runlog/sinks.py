@@ -15,6 +15,7 @@ from urllib.parse import urlparse
 from spmd_rl.config.config import Config
 from spmd_rl.config.loading import dump, settings
 from spmd_rl.config.redact import hidden
+from spmd_rl.data.samples import as_html, thumbnails
 
 SAMPLE_COLUMNS = ("prompt", "response", "answer", "reward", "cause")
 Row = tuple[int, bool]
@@ -148,9 +149,14 @@ class WeightsAndBiases:
     def samples(self, step: int, samples: Sequence[Mapping[str, object]]) -> None:
         import wandb
 
-        rows = [[step, *(sample.get(name) for name in SAMPLE_COLUMNS)] for sample in samples]
-        if row_key(step, {}) not in self.known:
-            self.run.log({"step": step, "samples": wandb.Table(["step", *SAMPLE_COLUMNS], rows)})
+        if row_key(step, {}) in self.known:
+            return
+        columns, rows = ["step", *SAMPLE_COLUMNS], [[step, *map(one.get, SAMPLE_COLUMNS)] for one in samples]
+        if pictures := thumbnails(samples):
+            shown = [pictures.get((one.get("step"), one.get("index")), ()) for one in samples]
+            columns.append("pictures")
+            rows = [[*row, wandb.Html(as_html(some), inject=False)] for row, some in zip(rows, shown, strict=True)]
+        self.run.log({"step": step, "samples": wandb.Table(columns, rows)})
 
     def close(self, failed: bool) -> None:
         self.run.finish(exit_code=int(failed))

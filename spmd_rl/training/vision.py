@@ -2,7 +2,6 @@
 
 import importlib
 import json
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -10,6 +9,7 @@ from functools import partial
 import torch
 from megatron.core.tensor_parallel.mappings import scatter_to_sequence_parallel_region
 
+from spmd_rl.data.recently_used import RecentlyUsed
 from spmd_rl.distributed.sample import Sample
 from spmd_rl.models import FAMILIES
 from spmd_rl.models.model_shape import ModelShape
@@ -117,7 +117,7 @@ class Features:
     def __init__(self) -> None:
         self.computed = 0
         """Prompts whose images went through the tower."""
-        self._kept: OrderedDict[int, torch.Tensor] = OrderedDict()
+        self._kept = RecentlyUsed[int, torch.Tensor](_KEPT_BYTES, lambda features: features.nbytes)
 
     def of(self, tower: torch.nn.Module, prompts: Sequence[PromptPixels], device: torch.device) -> torch.Tensor:
         """Return the features of all images [F, H], on the device.
@@ -132,12 +132,7 @@ class Features:
     def _once(self, tower: torch.nn.Module, prompt: PromptPixels, device: torch.device) -> torch.Tensor:
         if prompt.row is None:
             return self._computed(tower, [prompt], device)
-        if prompt.row not in self._kept:
-            self._kept[prompt.row] = self._computed(tower, [prompt], device).cpu()
-            while len(self._kept) > 1 and sum(one.nbytes for one in self._kept.values()) > _KEPT_BYTES:
-                self._kept.popitem(last=False)
-        self._kept.move_to_end(prompt.row)
-        return self._kept[prompt.row].to(device)
+        return self._kept.of(prompt.row, lambda: self._computed(tower, [prompt], device).cpu()).to(device)
 
     def _computed(self, tower: torch.nn.Module, prompts: Sequence[PromptPixels], device: torch.device) -> torch.Tensor:
         self.computed += len(prompts)

@@ -44,6 +44,8 @@ class DeviceSwitch:
         self.mover = self._mover(destinations)
         self.destination = destinations[rank]
         self.engine.weights.kept = frozenset(self._frozen(self.destination))
+        if self.engine.features is not None:
+            self.engine.features.keep = {"vision", "projector"} <= set(self.trainer.config.model.freeze)
         boxes = common_boxes([*sources, *destinations])
         self.trained = Checksums(sources[rank], boxes, "training")
         self.rolled_out = Checksums(destinations[rank], boxes, "rollout")

@@ -1,11 +1,11 @@
 """The images of prompts on the rank that needs them: decoded there, once for all samples of a group."""
 
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
 import torch
 
 from spmd_rl.data.image_reader import ImageReader, Picture
+from spmd_rl.data.recently_used import RecentlyUsed
 from spmd_rl.data.sources.prompts import Prompt
 from spmd_rl.distributed.sample import Sample
 from spmd_rl.models import FAMILIES
@@ -23,7 +23,7 @@ class ImageStore:
         self.shape, self.prompts, self.reader = shape, prompts, reader
         self.decoded = 0
         """Prompts whose pictures were decoded."""
-        self._kept: OrderedDict[tuple[str, int], PromptImages] = OrderedDict()
+        self._kept = RecentlyUsed[tuple[str, int], PromptImages](_KEPT_BYTES, lambda images: images.pixels.nbytes)
 
     def of(self, split: str, row: int) -> PromptImages | None:
         """Return the images of a row's prompt; None where it shows none."""
@@ -31,13 +31,7 @@ class ImageStore:
         prompt = self.prompts[split][row]
         if not prompt.pictures or self.reader is None:
             return None
-        if (split, row) not in self._kept:
-            self._kept[split, row] = self._read(prompt, row)
-            self.decoded += 1
-            while len(self._kept) > 1 and sum(one.pixels.nbytes for one in self._kept.values()) > _KEPT_BYTES:
-                self._kept.popitem(last=False)
-        self._kept.move_to_end((split, row))
-        return self._kept[split, row]
+        return self._kept.of((split, row), lambda: self._read(prompt, row))
 
     def pixels(self, sample: Sample) -> torch.Tensor:
         """Return the patches of a sample's images, which its rank decodes: they don't travel."""
@@ -53,6 +47,7 @@ class ImageStore:
                 f"row {prompt.index} of {prompt.source}: a picture cannot be decoded: {error}; fix it, or take the "
                 "row out"
             ) from error
+        self.decoded += 1
         grids = tuple(images.grids)
         assert grids == prompt.grids, f"row {prompt.index}: {grids} patches, expected {prompt.grids}"
         return images

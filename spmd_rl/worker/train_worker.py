@@ -127,6 +127,8 @@ class TrainWorker(BaseWorker):
         towers = [
             chunk.features for model in self.models.values() for chunk in model.module if hasattr(chunk, "features")
         ]
+        assert self.engine.features is not None
         now = {"decoded": self.images.decoded, "encoded": sum(features.computed for features in towers)}
+        now["encoded_rollout"] = self.engine.features.computed
         before, self._counted = self._counted, now
         return {name: count - before.get(name, 0) for name, count in now.items()}

@@ -1,5 +1,6 @@
 """Runs side by side: what differs, what is drawn, what smoothing does."""
 
+import base64
 import json
 from dataclasses import replace
 
@@ -11,7 +12,8 @@ from spmd_rl.analysis.curves import Run, curves, phase_seconds, read_intervals, 
 from spmd_rl.analysis.figures import PHASE_COLOURS, draw_all
 from spmd_rl.analysis.legends import differences, labels
 from spmd_rl.analysis.panels import overview, remarks, topics
-from spmd_rl.analysis.run_page import as_page
+from spmd_rl.analysis.run_page import as_page, with_files
+from spmd_rl.data.samples import write_samples
 from spmd_rl.runlog.launches import keep_launch, this_launch
 
 
@@ -76,6 +78,23 @@ def test_an_evaluation_has_intervals_of_what_it_asked_and_a_page_says_what_a_run
     assert "| steps | 3 of 5 |" in page and "[Reward](reward.pdf)" in page and "![" not in page
     assert "0.9 ± 0.19 → 0.9 ± 0.19" in page and "| launches | 2, resumed after step 7 |" in page
     assert all(f"| {fact} |" in page for fact in ("begun", "command", "commit", "versions"))
+
+
+def test_a_page_shows_the_pictures_of_its_samples_whichever_of_a_prompts_samples_has_them(tmp_path):
+    picture = "data:image/jpeg;base64," + base64.b64encode(b"a picture").decode()
+    for number in (1, 2, 3):
+        lines = [
+            {"step": number, "index": 5, "cause": "wrong", "question": "Q", "response": "R", "reward": 0.0},
+            {"step": number, "index": 5, "cause": "wrong", "response": "again", "thumbnails": [picture, picture]},
+            {"step": number, "index": 6, "cause": "correct", "response": "shows none"},
+        ]
+        write_samples(tmp_path / "samples" / f"step_{number:06d}.jsonl", lines)
+    page, files = with_files(as_page([Run("a", [step(3)], {}, {})], {}, [], [tmp_path]))
+    [name] = files
+    assert files[name] == b"a picture" and "data:" not in page
+    assert page.count(f"![picture]({name})") == 4, "two pictures, in the first and in the last step"
+    shown = page.splitlines()
+    assert shown[shown.index(f"![picture]({name}) ![picture]({name})") - 2] == "```", "below its sample"
 
 
 def test_phases_and_the_rest_add_up_to_the_step_without_what_is_hidden_behind_them():

@@ -370,6 +370,24 @@ def test_wandb_offline_needs_no_network_and_no_key_and_says_how_to_upload(tmp_pa
     assert [row["step"] for row in rows] == [0, 1, 1] and "samples" in {name.partition("/")[0] for name in rows[2]}
 
 
+def test_wandb_shows_the_pictures_of_samples(tmp_path, monkeypatch):
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path / "data"))
+    picture = "data:image/jpeg;base64,AAAA"
+    shown = [SAMPLE | {"step": 1, "index": 4}, SAMPLE | {"step": 1, "index": 4, "thumbnails": [picture] * 2}, SAMPLE]
+    with RunLog(replace(CONFIG, run=replace(CONFIG.run, wandb="offline")), tmp_path / "run", 1) as log:
+        with log.step(1):
+            log.add("actor/entropy", 1.25)
+        log.samples(1, shown)
+    # What a table shows beside numbers and text W&B keeps apart, to be uploaded with it.
+    kept = [file.read_text() for file in (tmp_path / "data" / "artifacts" / "staging").iterdir()]
+    table = next(json.loads(text) for text in kept if '"columns"' in text)
+    cells = [row[table["columns"].index("pictures")] for row in table["data"]]
+    assert [cell["_type"] for cell in cells] == ["html-file"] * 3
+    assert cells[0] == cells[1] != cells[2], "a prompt's pictures stand in one of its samples"
+    assert any(text.count(picture) == 2 for text in kept)
+
+
 def leveldb_records(data, block=32768):
     """Yield the records of a log of LevelDB, after W&B's 7 bytes: in each block checksum 4, length 2, kind 1, part."""
     at, whole = 7, b""

@@ -6,6 +6,8 @@ from spmd.ranks import arguments, join, ready, report
 
 TEMPERATURE = 0.8
 RESPONSE = 8
+KEPT_FROM = 2
+"""The refresh from which on a vision tower stays as it is."""
 
 
 def main() -> None:
@@ -42,8 +44,10 @@ def _case(case: dict, world, platform) -> dict:
     )
     shard = vllm_shard(shape, layout, world.rank)
     engine.sleep()
-    found: dict = {"asleep": _plain_bytes(engine), "unlike": [], "refreshes": []}
-    for model in case["models"]:
+    found: dict = {"asleep": _plain_bytes(engine), "unlike": [], "refreshes": [], "looked": []}
+    for number, model in enumerate(case["models"]):
+        if engine.features is not None:
+            engine.features.keep = number >= KEPT_FROM
         engine.wake_weights()
         found["unlike"] += _write(engine, shard, shape, model)
         engine.weights.end()
@@ -51,6 +55,7 @@ def _case(case: dict, world, platform) -> dict:
         found["awake"] = _plain_bytes(engine)
         replica = layout.replica(world.rank)
         found["refreshes"].append([_generate(engine, counts[replica], shape) for counts in case["counts"]])
+        found["looked"].append(engine.features.computed if engine.features is not None else 0)
         engine.sleep()
     # A rank that closes its groups while another is still in one of their calls would end it with an error.
     dist.barrier(world.control)

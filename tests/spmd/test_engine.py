@@ -8,7 +8,7 @@ import torch
 from spmd.covering import covering
 from spmd.engine_ranks import TEMPERATURE
 from spmd.ranks import run_ranks
-from spmd.samples import image_prompts
+from spmd.samples import GRIDS, image_prompts
 from spmd_rl.models.model_shape import read_model_shape
 from tiny_models import make_tiny
 from tiny_tokenizer import make_tokenizer
@@ -58,6 +58,7 @@ def models(tmp_path_factory):
         for name, (family, others) in MODELS.items()
     }
     make_tokenizer(made["qwen2_5_vl"][0], vision=True)
+    made["qwen2_5_vl"] += made["qwen2_5_vl"][1:] * 2  # twice more, for a tower that stays as it is
     return made
 
 
@@ -147,6 +148,14 @@ def test_samples_are_the_same_on_every_rank_and_replica(cases):
             every = [generated[0] for generated in (first[refresh], found["refreshes"][refresh])]
             assert [[s["response"] for s in samples] for samples in every][0] == [s["response"] for s in every[1]]
             assert len(every[1]) == REQUESTS
+
+
+def test_an_image_goes_through_the_tower_once_a_refresh_and_no_more_where_the_tower_stays_as_it_is(cases):
+    images = sum(map(len, GRIDS))
+    for (name, *_), ranks in cases.items():
+        for found in ranks:
+            expected = [images, 2 * images, 3 * images, 3 * images] if name == "qwen2_5_vl" else [0, 0]
+            assert found["looked"] == expected, name
 
 
 def test_replicas_that_run_in_step_may_have_unequal_numbers_of_requests(cases):

@@ -87,6 +87,7 @@ def test_a_prompt_goes_through_the_tower_once_for_all_samples_of_its_group_and_a
     first, *others = [row["images/encoded"] for row in finished.rows]
     assert others == [PROMPTS] * (STEPS - 1)
     assert first == PROMPTS + 2, "and the canary's prompt, on both ranks"
+    assert [row["images/encoded_rollout"] for row in finished.rows] == [PROMPTS + 2, *[PROMPTS] * (STEPS - 1)]
     # Who generates decodes, and who trains where that is another rank.
     assert all(PROMPTS <= row["images/decoded"] <= 2 * PROMPTS + 2 for row in finished.rows)
 
