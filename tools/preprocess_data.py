@@ -102,7 +102,10 @@ def _prepare(chosen: argparse.Namespace) -> None:
             f"--model {chosen.model}: it sees no pictures, and the data's column {dataset.image_column} has some"
         )
     if vision is None and chosen.contact_sheet:
-        raise ValueError(f"--contact-sheet {chosen.contact_sheet}: the data shows no pictures")
+        raise ValueError(
+            f"--contact-sheet {chosen.contact_sheet}: the data shows no pictures; image_column in a file of "
+            "configs/datasets names the column of them"
+        )
     if vision is not None and output is not None:
         raise ValueError(
             f"--output {output}: prepared prompts are without pictures; leave it out, and train on the raw data"

@@ -1,6 +1,7 @@
 """The door to pictures: which files of a data set are read, what is refused, and the patches that a model is shown."""
 
 import base64
+import hashlib
 import io
 import math
 import re
@@ -42,6 +43,10 @@ class Picture:
     def read(self) -> bytes:
         """Return the file's bytes."""
         return self.content or Path(self.path).read_bytes()
+
+    def digest(self) -> bytes:
+        """Return a digest of the file's bytes."""
+        return hashlib.blake2b(self.read(), digest_size=16).digest()
 
 
 Fetch = Callable[[str], bytes]
@@ -142,10 +147,10 @@ def parts(text: str) -> list[dict[str, str]]:
 def pictures_of(value: object, directory: Path, fetch: Fetch | None = None) -> list[Picture]:
     """Return the pictures of an image column's value: one or a list, each a path, bytes, or {bytes, path}.
 
-    Paths are below `directory`, that of the data's file. `fetch`: None refuses addresses. Raises ValueError saying what
-    is wrong with which.
+    None and NaN, which tables of mixed data have: none. Paths are below `directory`, that of the data's file. `fetch`:
+    None refuses addresses. Raises ValueError saying what is wrong with which.
     """
-    some = [] if value is None else value if isinstance(value, list) else [value]
+    some = [] if value is None or value != value else value if isinstance(value, list) else [value]
     return [_picture(one, number, directory.resolve(), fetch) for number, one in enumerate(some)]
 
 

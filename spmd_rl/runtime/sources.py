@@ -14,14 +14,24 @@ from spmd_rl.data.digests import digest
 from spmd_rl.data.sources.prompts import Prompt
 from spmd_rl.errors import Problem
 
-_KNOBS = {"prompts": "data.source", "columns": "data.source", "tokens": "data.template", "rule": "reward.rules"}
-_SAYS = {"columns": "the columns that rules are given", "tokens": "the token ids of its prompts"}
+_KNOBS = {
+    "prompts": "data.source",
+    "columns": "data.source",
+    "tokens": "data.template",
+    "pictures": "data.image_column",
+    "rule": "reward.rules",
+}
+_SAYS = {
+    "columns": "the columns that rules are given",
+    "tokens": "the token ids of its prompts",
+    "pictures": "the pictures that its prompts show",
+}
 
 
 def sources(prompts: Sequence[Prompt], rules: Mapping[str, float]) -> dict[str, str]:
     """Return a description of each source of prompts and of each rule's file, with a digest of what it holds.
 
-    Of a source: its questions and answers, the columns that rules are given, and the token ids.
+    Of a source: its questions and answers, the columns that rules are given, the token ids, and the pictures.
     """
     counts: Counter[str] = Counter()
     digests: dict[tuple[str, str], hashlib.blake2b] = {}
@@ -30,9 +40,11 @@ def sources(prompts: Sequence[Prompt], rules: Mapping[str, float]) -> dict[str, 
         for kind, held in (
             ("prompts", f"{prompt.text}\0{prompt.answer}\1".encode("utf-8", "surrogatepass")),
             ("columns", json.dumps(prompt.row, sort_keys=True, default=str).encode()),
+            ("pictures", prompt.pictures_digest.encode()),
             ("tokens", array("q", (len(prompt.token_ids), *prompt.token_ids)).tobytes()),
         ):
-            digests.setdefault((kind, prompt.source), hashlib.blake2b(digest_size=16)).update(held)
+            if held:
+                digests.setdefault((kind, prompt.source), hashlib.blake2b(digest_size=16)).update(held)
     said = {
         f"{kind} {name}": f"{counts[name]} prompts, digest {found.hexdigest()}"
         for (kind, name), found in digests.items()

@@ -122,11 +122,11 @@ def read_inputs(config: Config) -> Inputs:
 
 def trained_on(prompts: Mapping[str, Sequence[Prompt]], names: Mapping[str, str]) -> list[str]:
     """Say of each benchmark how many of its prompts are trained on; `names`: of the splits that are benchmarks."""
-    trained = {prompt.token_ids for prompt in prompts["train"]}
+    trained = {(prompt.token_ids, prompt.pictures_digest) for prompt in prompts["train"]}
     return [
         f"benchmark {name}: {count} of its {len(prompts[split])} prompts are among those that are trained on"
         for split, name in names.items()
-        if (count := sum(prompt.token_ids in trained for prompt in prompts[split]))
+        if (count := sum((prompt.token_ids, prompt.pictures_digest) in trained for prompt in prompts[split]))
     ]
 
 

@@ -16,12 +16,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from spmd_rl.config.config import Config, EvaluationConfig, ModelConfig, TrainConfig
 from spmd_rl.config.data_config import DataConfig, DatasetConfig
 from spmd_rl.data.image_reader import ImageReader, fetched, pictures_of, size_of
-from spmd_rl.data.sources.prompts import load_dataset
+from spmd_rl.data.sources.prompts import load_dataset, load_prompts
 from spmd_rl.data.tokens import load_tokenizer
 from spmd_rl.errors import ConfigError
 from spmd_rl.models.model_shape import read_model_shape
+from spmd_rl.runtime.sources import changed_sources, sources
+from spmd_rl.runtime.startup import trained_on
 
 
 def drawn(width=60, height=40, mode="RGB", kind="PNG", seed=0, **options):
@@ -146,6 +149,74 @@ def test_a_picture_that_cannot_be_shown_is_dropped_with_a_count_or_refused_with_
     with pytest.raises(ValueError, match=said) as refused:
         load(model, tmp_path, rows, bad_rows="refuse")
     assert "row 1 of" in str(refused.value) and "rows.jsonl" in str(refused.value)
+
+
+@pytest.mark.parametrize("empty", [[], None, float("nan"), "no such column"], ids=str)
+def test_rows_of_text_stand_among_those_with_pictures_however_a_table_spells_that_there_is_none(model, tmp_path, empty):
+    (tmp_path / "a.png").write_bytes(PNG)
+    text = {"prompt": "2 + 2", "answer": "4"} | ({} if empty == "no such column" else {"images": empty})
+    rows = [text, {"prompt": "<image>Q", "answer": "7", "images": ["a.png"]}, text]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    dataset = DatasetConfig(str(tmp_path / "rows.jsonl"), image_column="images")
+    loaded = load_dataset(dataset, DataConfig(), load_tokenizer(model), 1, "train", None, reader(model))
+    assert [len(prompt.pictures) for prompt in loaded.prompts] == [0, 1, 0] and loaded.notes == []
+
+
+def test_a_column_that_is_not_there_is_told_of(model, tmp_path):
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "2 + 2", "answer": "4", "images": ["a.png"]}) + "\n")
+    dataset = DatasetConfig(str(tmp_path / "rows.jsonl"), image_column="image")
+    read = (DataConfig(), load_tokenizer(model), 1, "train", None, reader(model))
+    assert load_dataset(dataset, *read).notes == ["data.image_column = image: none of the 1 prompts shows a picture"]
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "<image>Q", "answer": "4", "images": ["a.png"]}) + "\n")
+    with pytest.raises(ValueError, match="no such column; it has prompt, answer, images"):
+        load_dataset(dataset, *read)
+
+
+def test_a_prompt_that_its_pictures_make_too_long_is_left_out_and_never_cut(model, tmp_path):
+    rows = [([drawn()], "<image>Q"), ([drawn(800, 600)], "<image>Q"), ([], "Q")]
+    loaded = load(model, tmp_path, rows, max_prompt_length=64)
+    assert [prompt.index for prompt in loaded.prompts] == [0, 2]
+    assert any("1 of 3" in note for note in loaded.notes), loaded.notes
+    with pytest.raises(ValueError, match="data.max_prompt_length = 64"):
+        load(model, tmp_path, rows, max_prompt_length=64, overlong_prompts="refuse")
+
+
+@pytest.mark.parametrize("size", [(2, 2), (3, 2), (27, 257), (2, 399)], ids=str)
+def test_pictures_smaller_than_a_patch_are_enlarged_as_transformers_does(model, size):
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    content = drawn(*size)
+    patches, grids = reader(model).patches(pictures_of(content, Path()))
+    assert grids == [reader(model).grid(*size)] and min(grids[0][1:]) >= 2
+    shown = Qwen2VLImageProcessorPil.from_pretrained(model)(
+        images=[Image.open(io.BytesIO(content))], return_tensors="np"
+    )
+    assert np.array_equal(patches, shown["pixel_values"])
+
+
+def test_the_same_question_of_other_pictures_is_another_problem(model, tmp_path):
+    rows = [([drawn(seed=i)], "<image>Which colour?") for i in range(30)] + [([], "2 + 2"), ([], "2 + 2")]
+    load(model, tmp_path, rows)
+    data = DataConfig(source=str(tmp_path / "rows.jsonl"), image_column="images")
+    evaluation, train = EvaluationConfig(every_steps=1), TrainConfig(prompts_per_step=2)
+    config = Config(ModelConfig(model), data, evaluation=evaluation, train=train)
+    tokenizer, read = load_tokenizer(model), reader(model)
+    train, held = (load_prompts(config, tokenizer, split, images=read).prompts for split in ("train", "eval"))
+    assert 0 < len(held) < 15 and len({prompt.text for prompt in held if prompt.pictures}) == 1
+    assert {prompt.problem for prompt in train}.isdisjoint(prompt.problem for prompt in held)
+    assert sum(bool(prompt.pictures) for prompt in (*train, *held)) == 30
+    assert trained_on({"train": train, "eval": held}, {"eval": "colours"}) == []
+    assert len(trained_on({"train": train, "eval": [*held, train[0]]}, {"eval": "colours"})) == 1
+
+
+def test_a_run_knows_when_its_pictures_are_others(model, tmp_path):
+    rows = [([drawn(seed=1)], "<image>Q"), ([], "text")]
+    before = sources(load(model, tmp_path, rows).prompts, {})
+    assert before == sources(load(model, tmp_path, rows).prompts, {})
+    assert changed_sources(before, before, [], []) == ([], [])
+    after = sources(load(model, tmp_path, [([drawn(seed=2)], "<image>Q"), *rows[1:]]).prompts, {})
+    [problem] = changed_sources(before, after, [], [])[1]
+    assert problem.knob == "data.image_column" and "the pictures that its prompts show" in str(problem)
 
 
 def test_parquet_files_hold_pictures_as_bytes(model, tmp_path):

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tiny_run import RULE, tiny_rule, tiny_settings
 
 from spmd.ranks import ROOT
@@ -20,7 +20,7 @@ from tiny_tokenizer import make_tokenizer
 
 pytestmark = pytest.mark.engine
 
-STEPS, PROMPTS = 3, 4
+STEPS, PROMPTS, IMAGE_TOKEN = 3, 4, 512
 DATA = Path(os.environ.get("SPMD_RL_TEST_DATA", ROOT.parent / "shared" / "data")) / "geo3k" / "geo3k_sample.parquet"
 SETTINGS = {
     "data": {
@@ -44,12 +44,20 @@ def grpo(root, name: str, *more: str) -> str:
     return done.stdout
 
 
+def like_to_write(model: Path, token: int) -> None:
+    """Make a token one that the model samples often."""
+    tensors = load_file(model / "model.safetensors")
+    tensors["lm_head.weight"][token] *= 10
+    save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     if not DATA.is_file():
         pytest.skip("geo3k/geo3k_sample.parquet is not in SPMD_RL_TEST_DATA or ../shared/data")
     root = tmp_path_factory.mktemp("vision")
     make_tokenizer(make_tiny(root / "model", "qwen2_5_vl", max_positions=1024), vision=True)
+    like_to_write(root / "model", IMAGE_TOKEN)
     (root / "rule.py").write_text(RULE)
     output = grpo(root, "whole")
     rows = [json.loads(line) for line in (root / "whole" / "metrics.jsonl").read_text().splitlines()]
@@ -63,8 +71,15 @@ def test_prompts_show_their_pictures_and_the_policy_learns(finished):
         assert row["prompt_length/max"] <= 400
     files = sorted((finished.root / "whole" / "samples").glob("*.jsonl"))
     samples = [json.loads(line) for file in files for line in file.read_text().splitlines()]
-    assert len(samples) == STEPS * 16 and all(512 in sample["prompt_ids"] for sample in samples)
+    assert len(samples) == STEPS * 16 and all(IMAGE_TOKEN in sample["prompt_ids"] for sample in samples)
     assert sum("thumbnails" in sample for sample in samples) == STEPS * PROMPTS, "with the first sample of each prompt"
+
+
+def test_an_image_token_in_a_response_is_a_token_like_any_other(finished):
+    files = (finished.root / "whole" / "samples").glob("*.jsonl")
+    written = [json.loads(line)["response_ids"] for file in files for line in file.read_text().splitlines()]
+    assert sum(IMAGE_TOKEN in response[:-1] for response in written) > 5
+    assert all(row["correction/logprob_gap_max"] < 1e-4 for row in finished.rows)
 
 
 def test_a_frozen_tower_and_its_projector_are_the_same_bits_after_training(finished):
@@ -145,7 +160,7 @@ def test_a_chat_shows_a_picture_and_answers_as_transformers_does(tmp_path):
     text = text.replace("<|image_pad|>", "<|image_pad|>" * count)
     prompt = tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"]
     model = Qwen2_5_VLForConditionalGeneration.from_pretrained(tmp_path, dtype=torch.float32)
-    types = (prompt == 512).int()
+    types = (prompt == IMAGE_TOKEN).int()
     with torch.no_grad():
         out = model.generate(prompt, **pixels, mm_token_type_ids=types, max_new_tokens=8, do_sample=False)
     answer = tokenizer.decode(out[0, prompt.shape[1] :], skip_special_tokens=True)

@@ -1,7 +1,9 @@
 """Prompts: what a source asks, as token ids."""
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import prod
 from typing import Any, Literal
 
@@ -57,6 +59,18 @@ class Prompt:
     def patches(self) -> int:
         """Return the patches of all its pictures."""
         return sum(map(prod, self.grids))
+
+    @cached_property
+    def pictures_digest(self) -> str:
+        """Return what tells its pictures from others', by their files' bytes; empty for a prompt without any."""
+        if not self.pictures:
+            return ""
+        return hashlib.blake2b(b"".join(map(Picture.digest, self.pictures)), digest_size=16).hexdigest()
+
+    @property
+    def problem(self) -> str:
+        """Return what is the same in a problem that is there twice: pictures may all be asked the same."""
+        return f"{self.text} {self.pictures_digest}" if self.pictures else self.text
 
 
 @dataclass(frozen=True)
@@ -130,11 +144,11 @@ def _hold_out(loaded: Loaded, split: str, most: int, source: str) -> Loaded:
     A hash of the problem decides, whatever the seed: one that is there twice is on one side.
     """
     prompts = loaded.prompts
-    chosen = [prompt.text for prompt in prompts if derived_seed(f"held out {prompt.text}") % _HELD_OUT_PART == 0]
-    held = set(list(dict.fromkeys(chosen))[:most]) or {prompts[-1].text}
-    kept = [prompt for prompt in prompts if (prompt.text in held) == (split == "eval")]
+    chosen = [prompt.problem for prompt in prompts if derived_seed(f"held out {prompt.problem}") % _HELD_OUT_PART == 0]
+    held = set(list(dict.fromkeys(chosen))[:most]) or {prompts[-1].problem}
+    kept = [prompt for prompt in prompts if (prompt.problem in held) == (split == "eval")]
     if split == "eval":
-        once = list({prompt.text: prompt for prompt in reversed(kept)}.values())[::-1]
+        once = list({prompt.problem: prompt for prompt in reversed(kept)}.values())[::-1]
         return Loaded(once, [], ((len(once), 1.0),))
     which = f"{len(held)} of the {len(prompts)} problems of {source}"
     said = f"data.eval_source is not set: {which} are held out of training"
@@ -199,6 +213,9 @@ def load_dataset(
         encoded, named = encode(tokenizer, template, data, contents), template.name
         if images is not None:
             encoded = [with_images(one, question, images) for one, question in zip(encoded, questions, strict=True)]
+        if dataset.image_column is not None and not any(question.pictures for question in questions):
+            said = f"data.image_column = {dataset.image_column}: none of the {len(questions)} prompts shows a picture"
+            reading.notes.append(said)
         if not template.plain and not tokens.opens_answer(tokenizer, template.text):
             reading.notes.append(
                 f"{data.prefix}template = {template.name}: it has no generation prompt: a prompt ends before what "

@@ -10,7 +10,7 @@ from typing import Any
 
 from spmd_rl.config.data_config import ArithmeticConfig, DataConfig, DatasetConfig
 from spmd_rl.config.source_names import ARITHMETIC, REASONING_GYM, is_made
-from spmd_rl.data.image_reader import ImageReader, Picture, Shown
+from spmd_rl.data.image_reader import PLACE, ImageReader, Picture, Shown
 from spmd_rl.data.sources.arithmetic import make_problems
 from spmd_rl.data.sources.row import BadRows, Located, Row
 from spmd_rl.data.sources.rows import read_rows
@@ -163,7 +163,7 @@ class Columns:
     """The columns of one source, as its rows are read."""
 
     def __init__(self, dataset: DatasetConfig, data: DataConfig, template: Template, images: ImageReader | None = None):
-        self.dataset, self.template, self.images = dataset, template, images
+        self.dataset, self.template, self.images, self.prefix = dataset, template, images, data.prefix
         self.system = dataset.system if data.system is None else data.system
         if template.plain and self.system is not None:
             met = f"it has no place for the system message {self.system!r}"
@@ -194,7 +194,9 @@ class Columns:
         shown: Shown = content, (), ()
         if (column := self.dataset.image_column) is not None and self.images is not None:
             try:
-                shown = self.images.row(content, self.value(one, "data.image_column", column), one.file)
+                asks = column.partition(".")[0] in one.row or PLACE in str(content)  # a row of text may be without
+                value = self.value(one, "data.image_column", column) if asks else None
+                shown = self.images.row(content, value, one.file)
             except (ValueError, OSError) as error:
                 raise ValueError(f"data.image_column = {column}: {one.place}: {error}") from error
         content, pictures, grids = shown
@@ -222,7 +224,7 @@ class Columns:
                 way = (
                     f"data.source = verl_parquet:{one.file} reads verl's"
                     if "reward_model" in one.row
-                    else "name one of these"
+                    else "name one of these" + f"{'' if self.prefix else ' in a file of configs/datasets'}"
                 )
                 has = ", ".join(map(str, one.row))
                 raise ValueError(f"{knob} = {column}: {one.place} has no such column; it has {has}; {way}")
