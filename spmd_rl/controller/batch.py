@@ -95,6 +95,8 @@ def sample_metrics(
         metrics |= {f"reward/cause/{cause}": causes[cause] / max(len(scores), 1) for cause in CAUSES}
         if causes[UNJUDGED]:  # every rule returned None
             metrics[f"reward/cause/{UNJUDGED}"] = causes[UNJUDGED] / len(scores)
+    if images := [ticket.image_tokens for ticket in tickets if ticket.image_tokens]:
+        metrics["prompt_length/image_mean"] = sum(images) / len(tickets)
     metrics |= _spread("response_length", [ticket.loss_tokens for ticket in tickets])
     return metrics | _spread("prompt_length", [ticket.prompt_tokens for ticket in tickets])
 

@@ -349,6 +349,7 @@ class Ranks:
         holds = [{metric: of_rank[name] for name, metric in HOLDS.items()} for of_rank in costs.holds]
         metrics |= {metric: max(rank[metric] for rank in holds) for metric in HOLDS.values()}
         metrics |= {f"images/{name}": count for name, count in costs.images.items()}
+        metrics |= {"timing/image_embeds": costs.image_seconds} if costs.images else {}
         moved, self.controller_bytes = self.commands.bytes_moved - self.controller_bytes, self.commands.bytes_moved
         return metrics | {"memory/peak_bytes": max(peaks.values()), "bytes/controller": moved}, holds
 

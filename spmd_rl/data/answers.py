@@ -172,10 +172,13 @@ class Costs(msgspec.Struct):
     images: dict[str, int] = {}
     """Of all ranks together, since the last time: prompts whose images were decoded, and whose features were computed
     for training; nothing of a model of text."""
+    image_seconds: float = 0.0
+    """That a frozen vision tower took for them, on the rank where it took longest."""
 
     def combine(self, other: Self) -> "Costs":
         images = {name: count + other.images[name] for name, count in self.images.items()}
-        return Costs(most(self.peaks, other.peaks), self.holds + other.holds, images)
+        seconds = max(self.image_seconds, other.image_seconds)
+        return Costs(most(self.peaks, other.peaks), self.holds + other.holds, images, seconds)
 
 
 class Progress(msgspec.Struct):

@@ -23,6 +23,8 @@ class Ticket:
     """The rank that made it, and holds it."""
     patches: int = 0
     """Of the images that its prompt shows."""
+    image_tokens: int = 0
+    """Those of the prompt that stand for images."""
 
     @property
     def tokens(self) -> int:

@@ -12,7 +12,11 @@ _PROCESSING = "transformers.models.qwen2_vl.image_processing_"
 def size_images_with_pillow(original: object) -> None:
     """Let vLLM's import of transformers' resizing find the one that needs Pillow alone."""
     if importlib.util.find_spec("torchvision") is None:
-        sys.modules[_PROCESSING + "qwen2_vl"] = importlib.import_module(_PROCESSING + "pil_qwen2_vl")
+        images = sys.modules[_PROCESSING + "qwen2_vl"] = importlib.import_module(_PROCESSING + "pil_qwen2_vl")
+        # By its other name, under which vLLM imports it, transformers finds the same one with a warning.
+        vars(importlib.import_module("transformers.models.qwen2_vl"))["Qwen2VLImageProcessor"] = (
+            images.Qwen2VLImageProcessorPil
+        )
 
 
 def processor_of_sizes(original: Callable) -> Callable:

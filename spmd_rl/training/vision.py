@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -117,6 +118,8 @@ class Features:
     def __init__(self) -> None:
         self.computed = 0
         """Prompts whose images went through the tower."""
+        self.seconds = 0.0
+        """That a frozen tower took for them; what a trained one takes is in the passes that it is part of."""
         self._kept = RecentlyUsed[int, torch.Tensor](_KEPT_BYTES, lambda features: features.nbytes)
 
     def of(self, tower: torch.nn.Module, prompts: Sequence[PromptPixels], device: torch.device) -> torch.Tensor:
@@ -132,7 +135,13 @@ class Features:
     def _once(self, tower: torch.nn.Module, prompt: PromptPixels, device: torch.device) -> torch.Tensor:
         if prompt.row is None:
             return self._computed(tower, [prompt], device)
-        return self._kept.of(prompt.row, lambda: self._computed(tower, [prompt], device).cpu()).to(device)
+        return self._kept.of(prompt.row, lambda: self._timed(tower, prompt, device)).to(device)
+
+    def _timed(self, tower: torch.nn.Module, prompt: PromptPixels, device: torch.device) -> torch.Tensor:
+        started = time.perf_counter()
+        found = self._computed(tower, [prompt], device).cpu()
+        self.seconds += time.perf_counter() - started
+        return found
 
     def _computed(self, tower: torch.nn.Module, prompts: Sequence[PromptPixels], device: torch.device) -> torch.Tensor:
         self.computed += len(prompts)

@@ -128,6 +128,7 @@ class Rollouts:
                 finish_reason=completion.finish_reason,
                 policy_version=step,
                 owner=self.rank,
+                image_tokens=len(completion.sample.fields.get("image_places", ())),
                 patches=prompts[(completion.sample.id - first_id) // samples_per_prompt].patches,
             )
             for completion in made

@@ -53,7 +53,7 @@ class TrainWorker(BaseWorker):
         run = config.run
         self.profiler = Profiler(run.profile, Path(run.dir or f"runs/{run.name}"), world.rank, platform)
         self._refuse_what_does_not_fit(shape)
-        self._counted: dict[str, int] = {}
+        self._counted: dict[str, float] = {}
         made: dict[int, Made] = {}
         device = platform.device(world.local_rank)
         self.trainer = Trainer(config, shape, device, world, lambda sample: made[sample].completion.sample)
@@ -118,17 +118,25 @@ class TrainWorker(BaseWorker):
     def costs(self) -> Costs:
         """Return the memory that each verb took at its peak since the last time, and what this rank holds now."""
         peaks, self.peaks = self.peaks, {}
-        return Costs(peaks, [asdict(self.footprints.now())], self._images())
+        images = self._images()
+        seconds = images.pop("seconds", 0.0)
+        return Costs(
+            peaks, [asdict(self.footprints.now())], {name: int(count) for name, count in images.items()}, seconds
+        )
 
-    def _images(self) -> dict[str, int]:
-        """Return how often images were decoded and encoded since the last time."""
+    def _images(self) -> dict[str, float]:
+        """Return how often images were decoded and encoded since the last time, and the seconds of a frozen tower."""
         if self.shape.vision is None:
             return {}
         towers = [
             chunk.features for model in self.models.values() for chunk in model.module if hasattr(chunk, "features")
         ]
         assert self.engine.features is not None
-        now = {"decoded": self.images.decoded, "encoded": sum(features.computed for features in towers)}
-        now["encoded_rollout"] = self.engine.features.computed
+        now = {
+            "decoded": self.images.decoded,
+            "encoded": sum(features.computed for features in towers),
+            "encoded_rollout": self.engine.features.computed,
+            "seconds": sum(features.seconds for features in towers),
+        }
         before, self._counted = self._counted, now
         return {name: count - before.get(name, 0) for name, count in now.items()}

@@ -69,6 +69,8 @@ def test_prompts_show_their_pictures_and_the_policy_learns(finished):
     for row in finished.rows:
         assert row["prompt_length/max"] > 60 and row["grad_norm"] > 0
         assert row["prompt_length/max"] <= 400
+        assert 40 < row["prompt_length/image_mean"] < row["prompt_length/mean"]
+        assert 0 < row["timing/image_embeds"] < row["timing/all"]
     files = sorted((finished.root / "whole" / "samples").glob("*.jsonl"))
     samples = [json.loads(line) for file in files for line in file.read_text().splitlines()]
     assert len(samples) == STEPS * 16 and all(IMAGE_TOKEN in sample["prompt_ids"] for sample in samples)
