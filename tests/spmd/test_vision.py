@@ -119,6 +119,30 @@ def test_a_run_that_goes_on_is_the_one_that_never_stopped_bit_for_bit(finished):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("both", [False, True], ids=["text alone", "text and pictures"])
+def test_text_trains_a_model_that_sees_alone_and_beside_pictures_its_tower_too(finished, both):
+    root, name = finished.root, "both" if both else "text"
+    (root / "geo.yaml").write_text(f"source: {DATA}\nprompt_column: problem\nimage_column: images\n")
+    sources = {root / "geo.yaml": 1.0, "arithmetic": 1.0} if both else {"arithmetic": 1.0}
+    words = tiny_settings(
+        root, run={"dir": root / name}, **SETTINGS | {"data": {"max_prompt_length": 400, "eval_problems": 0}}
+    )
+    mix = [word for source, weight in sources.items() for word in (str(source), str(weight))]
+    command = torchrun(2, "-m", "spmd_rl.grpo", *words, *tiny_rule(root), "--model.freeze", "none", "--data.mix", *mix)
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
+    rows = [json.loads(line) for line in (root / name / "metrics.jsonl").read_text().splitlines()]
+    files = (root / name / "samples").glob("*.jsonl")
+    samples = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+    seeing = [IMAGE_TOKEN in sample["prompt_ids"] for sample in samples]
+    assert len(rows) == STEPS and not all(seeing) and any(seeing) == both
+    assert all(row["grad_norm"] > 0 and row["correction/logprob_gap_max"] < 1e-4 for row in rows)
+    before, after = (load_file(directory / "model.safetensors") for directory in (root / "model", root / name / "hf"))
+    changed = {key for key in before if not torch.equal(before[key], after[key])}
+    assert any(key.startswith("visual.") for key in changed) == both
+
+
+@pytest.mark.slow
 def test_an_evaluation_shows_pictures_to_the_model_and_to_who_reads_its_page(finished):
     root = finished.root
     (root / "geo.yaml").write_text(f"source: {DATA}\nprompt_column: problem\nimage_column: images\n")
