@@ -214,8 +214,8 @@ def load_dataset(
         if images is not None:
             encoded = [with_images(one, question, images) for one, question in zip(encoded, questions, strict=True)]
         if dataset.image_column is not None and not any(question.pictures for question in questions):
-            said = f"data.image_column = {dataset.image_column}: none of the {len(questions)} prompts shows a picture"
-            reading.notes.append(said)
+            none = f"none of the {len(questions)} prompts shows a picture"
+            reading.notes.append(f"data.image_column = {dataset.image_column}: {none}")
         if not template.plain and not tokens.opens_answer(tokenizer, template.text):
             reading.notes.append(
                 f"{data.prefix}template = {template.name}: it has no generation prompt: a prompt ends before what "
