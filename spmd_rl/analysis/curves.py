@@ -146,6 +146,12 @@ def smoothed(values: Sequence[float], window: int) -> list[float]:
     return [sum(part) / len(part) for part in parts]
 
 
+def _whole_ticks(steps: Sequence[int], most: int = 6) -> list[int]:
+    """Return steps to name on an axis: the first, and on from there by whole numbers."""
+    first, last = min(steps), max(steps)
+    return list(range(first, last + 1, max(1, -(-(last - first) // most))))
+
+
 def as_text(found: Sequence[Curve], width: int, height: int = 12) -> str:
     """Return plots for a terminal without colours, one below the other."""
     import plotext
@@ -158,5 +164,6 @@ def as_text(found: Sequence[Curve], width: int, height: int = 12) -> str:
         figure.label("step", "x")
         signal = figure.signal(list(curve.steps), list(curve.values), marker="braille")
         figure.draw(signal.lines())
+        figure.ruler("x").ticks(_whole_ticks(curve.steps))
         plots.append(plotext.uncolorize(str(figure.build())))
     return "\n".join(plots)

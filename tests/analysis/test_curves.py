@@ -8,7 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spmd_rl.analysis.curves import Run, curves, phase_seconds, read_intervals, read_run, smoothed, smoothing_window
+from spmd_rl.analysis.curves import (
+    Curve,
+    Run,
+    as_text,
+    curves,
+    phase_seconds,
+    read_intervals,
+    read_run,
+    smoothed,
+    smoothing_window,
+)
 from spmd_rl.analysis.figures import PHASE_COLOURS, draw_all
 from spmd_rl.analysis.legends import differences, labels
 from spmd_rl.analysis.panels import overview, remarks, topics
@@ -186,3 +196,10 @@ def test_a_broken_line_and_a_broken_config_are_named(tmp_path):
         read_run(tmp_path)
     (tmp_path / "config.yaml").write_text("train: {steps: 2}\nreward: {rules: {math_answer: 1.0}}\n")
     assert read_run(tmp_path).settings == {"train.steps": 2, "reward.rules.math_answer": 1.0}
+
+
+@pytest.mark.parametrize(("steps", "named"), [((1, 2), "1 2"), ((3,), "3"), (range(1, 17), "1 4 7 10 13 16")])
+def test_a_plot_for_a_terminal_names_whole_steps(steps, named):
+    steps = tuple(steps)
+    drawn = as_text([Curve("reward", steps, tuple(float(step) for step in steps))], width=70)
+    assert named in [" ".join(line.split()) for line in drawn.splitlines()], drawn
