@@ -52,7 +52,8 @@ class World:
 
         A collective.
         """
-        return max(gather(restarts_from_environment(), self.payload))
+        counts: list[int] = gather(restarts_from_environment(), self.payload)
+        return max(counts)
 
 
 def start(platform: Platform, collective_timeout_seconds: float) -> World:
