@@ -26,6 +26,7 @@ from spmd_rl.distributed.status import doing
 from spmd_rl.errors import refuse
 from spmd_rl.health.preemption import preemption_event
 from spmd_rl.models.model_shape import ModelShape
+from spmd_rl.patches.unused_imports import left_out
 from spmd_rl.platforms import current
 from spmd_rl.platforms.platform import Platform
 from spmd_rl.runlog.console import console, described
@@ -196,7 +197,7 @@ class Training:
 
     def build(self, rank: Rank) -> "BaseWorker":
         """Find where the run goes on, begin its log, and build the worker."""
-        with doing("imports Megatron-Core and vLLM"):
+        with doing("imports Megatron-Core and vLLM"), left_out():
             from spmd_rl.runtime.resume_point import resume_point
             from spmd_rl.runtime.run_directory import hold, keep_finished
             from spmd_rl.worker.train_worker import TrainWorker

@@ -9,6 +9,7 @@ import pytest
 
 from spmd_rl.patches import megatron_core, vllm
 from spmd_rl.patches.patch import Patch, apply_all, unmet_versions
+from spmd_rl.patches.unused_imports import left_out
 
 ALL = megatron_core.PATCHES + vllm.PATCHES
 
@@ -160,3 +161,16 @@ def test_a_second_group_of_engines_counts_its_ranks_from_its_own_first(monkeypat
     monkeypatch.setenv("RANK", "13")
     patch.make(lambda self: asked.append(os.environ["RANK"]))(Group())
     assert asked == ["5"] and os.environ["RANK"] == "13"
+
+
+def test_a_library_that_is_left_out_cannot_be_imported_inside_and_can_afterwards(monkeypatch):
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+    with left_out(("colorsys", "json")):
+        import json
+
+        assert json.loads("1") == 1
+        with pytest.raises(ImportError):
+            import colorsys
+    import colorsys
+
+    assert colorsys.rgb_to_hsv(0, 0, 0) == (0.0, 0.0, 0)
