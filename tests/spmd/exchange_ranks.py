@@ -36,6 +36,7 @@ def main() -> None:
     report(
         world.rank,
         {
+            "threads": _threads(world.size),
             "equal": all(torch.equal(a, b) for a, b in zip(incoming, expected, strict=True)),
             "sent_bytes": sent,
             "expected_bytes": sum(n for s, n in enumerate(sizes[world.rank]) if s != world.rank),
@@ -49,3 +50,20 @@ def main() -> None:
             "travelled": travelled == sum(wire[data_ranks[rank]] for rank in others),
         },
     )
+
+
+def _threads(ranks: int) -> list[int]:
+    """Return how many this rank has without twenty groups of all ranks, with them, and when they have ended."""
+    import torch
+    import torch.distributed as dist
+
+    counts = [len(os.listdir("/proc/self/task"))]
+    groups = [dist.new_group(list(range(ranks))) for _ in range(20)]
+    for group in groups:
+        dist.all_reduce(torch.zeros(1), group=group)
+    counts.append(len(os.listdir("/proc/self/task")))
+    dist.barrier()
+    for group in groups:
+        dist.destroy_process_group(group)
+    del groups, group  # the last that hold them
+    return [*counts, len(os.listdir("/proc/self/task"))]

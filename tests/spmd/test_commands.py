@@ -91,12 +91,18 @@ def exchanged():
 
 
 def test_all_ranks_know_of_the_most_restarts_that_torchrun_has_counted_on_a_node(exchanged):
-    assert [report.pop("restarts") for report in exchanged] == [2] * 4
+    assert [report["restarts"] for report in exchanged] == [2] * 4
+
+
+def test_process_groups_that_have_ended_leave_no_threads(exchanged):
+    for report in exchanged:
+        without, within, after = report["threads"]
+        assert without == after and within <= without + 2 * 20, "two for each group, and one device for all"
 
 
 def test_samples_reach_every_rank_that_trains_on_them_unchanged(exchanged):
     for report in exchanged:
-        assert report == {
+        assert report == report | {
             "equal": True,
             "samples": True,
             "travelled": True,
