@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tiny_run import RULE, tiny_rule, tiny_settings
 
+from deadlines import crowding
 from spmd.ranks import ROOT
 from spmd_rl.analysis.compare_runs import compare
 from spmd_rl.testing.launcher import environment, torchrun
@@ -40,7 +41,9 @@ SETTINGS = {
 def grpo(root, name: str, *more: str) -> str:
     words = tiny_settings(root, run={"dir": root / name}, **SETTINGS)
     command = torchrun(2, "-m", "spmd_rl.grpo", *words, *tiny_rule(root), *more)
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=600, check=False)
+    done = subprocess.run(
+        command, env=environment(), capture_output=True, text=True, timeout=600 * crowding(), check=False
+    )
     assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
     return done.stdout
 
@@ -135,7 +138,9 @@ def test_text_trains_a_model_that_sees_alone_and_beside_pictures_its_tower_too(f
     )
     mix = [word for source, weight in sources.items() for word in (str(source), str(weight))]
     command = torchrun(2, "-m", "spmd_rl.grpo", *words, *tiny_rule(root), "--model.freeze", "none", "--data.mix", *mix)
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=600, check=False)
+    done = subprocess.run(
+        command, env=environment(), capture_output=True, text=True, timeout=600 * crowding(), check=False
+    )
     assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
     rows = [json.loads(line) for line in (root / name / "metrics.jsonl").read_text().splitlines()]
     files = (root / name / "samples").glob("*.jsonl")
@@ -203,7 +208,14 @@ def serve(program: str, *words: object, typed: str = "") -> str:
     """Return what a program of one rank prints."""
     command = [sys.executable, "-m", f"spmd_rl.{program}", *map(str, words)]
     done = subprocess.run(
-        command, env=environment(), cwd=ROOT, input=typed, capture_output=True, text=True, timeout=300, check=False
+        command,
+        env=environment(),
+        cwd=ROOT,
+        input=typed,
+        capture_output=True,
+        text=True,
+        timeout=300 * crowding(),
+        check=False,
     )
     assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
     return done.stdout
