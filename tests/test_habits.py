@@ -20,6 +20,7 @@ USED_ELSEWHERE = {
     *("_loop", "_slow", "_raise", "_corrupt", "_nan", "_disk_full", "sympy_numeric_eq", "allow_internal_format"),
     *("max_refresh", "trace", "__traceback__", "prompt_ids", "generation_config", "pre_tokenizer", "model_type"),
     *("policy_version", "data_size", "__getattr__", "start_time"),
+    *("_apply_aux_loss", "_apply_expert_bias", "attach_and_log_load_balancing_loss"),
     *(
         "dual_clip_loss",
         "gspo_loss",

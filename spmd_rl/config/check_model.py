@@ -25,6 +25,8 @@ def model_problems(config: Config, model: ModelShape) -> list[Problem]:
     if model.experts is None:
         sizes = {"parallel.expert": parallel.expert, "parallel.expert_tensor": parallel.expert_tensor}
         problems += [Problem(knob, size, *_NO_EXPERTS) for knob, size in sizes.items() if size != 1]
+        if weight := config.train.moe_aux_loss_coefficient:
+            problems.append(Problem("train.moe_aux_loss_coefficient", weight, *_NO_EXPERTS))
     problems += engine_problems(
         *(rollout, rollout.tensor, "rollout.tensor", model),
         *(config.model.dtype, longest, rollout.data, rollout.max_sequences),

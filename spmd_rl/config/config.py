@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Literal
 
+from spmd_rl.config.checkpoint_config import CheckpointConfig
 from spmd_rl.config.critic_config import CriticConfig
 from spmd_rl.config.data_config import DataConfig
 from spmd_rl.config.fields import (
@@ -205,6 +206,9 @@ class TrainConfig:
     """Added to the root of that."""
     clip_grad: NonNegativeFloat = 1.0
     """Largest norm of the gradient over all ranks. 0: not clipped."""
+    moe_aux_loss_coefficient: NonNegativeFloat = 0.0
+    """Weight of Megatron's load-balancing loss of the policy's experts (https://arxiv.org/abs/2101.03961): over the
+    tokens of each micro-batch, so that this one term depends on how samples are put together. 0: none."""
     tokens_per_microbatch: MayDiffer[PositiveInt | None] = None
     """Tokens in one forward and backward pass of a data-parallel rank: what training memory depends on; the ranks of
     parallel.context share them. Gradients do not depend on it. None: 4096 on CPUs, 16384 on accelerators, or the
@@ -235,7 +239,9 @@ class TrainConfig:
     their tokens differ by more on average. None: no bound."""
     recompute: MayDiffer[Literal["none", "selective", "full", "True", "False"]] = "none"
     """Compute activations again in the backward pass instead of keeping them: slower, less memory. selective: those
-    inside attention alone; full, or True: of whole layers; none, or False: keep them."""
+    of train.recompute_modules; full, or True: of whole layers; none, or False: keep them."""
+    recompute_modules: MayDiffer[tuple[Literal["core_attn", "mlp", "moe"], ...]] = ("core_attn",)
+    """With selective, by Megatron's names: the inside of attention, a layer's feed-forward block, its experts."""
     recompute_layers: MayDiffer[PositiveInt | None] = None
     """With full: so many layers of each pipeline stage are computed again, the first ones; the others keep their
     activations. None: all."""
@@ -275,29 +281,6 @@ class EvaluationConfig:
     """As rollout.top_k, in evaluation."""
     max_response_length: PositiveInt | None = None
     """Tokens of a response in evaluation. None: rollout.max_response_length."""
-
-
-@dataclass(frozen=True)
-class CheckpointConfig:
-    every_steps: NonNegativeInt = 0
-    """Save all that a continuation needs after every so many steps. 0: only on a signal (SIGUSR1)."""
-    keep_last: PositiveInt = 2
-    """So many of the newest checkpoints stay."""
-    keep_every: NonNegativeInt = 0
-    """Those of steps that this divides stay too. 0: none."""
-    keep_best: str | None = None
-    """The one with the largest value of this metric stays too, such as eval/gsm8k/accuracy; with a minus before the
-    name, the smallest."""
-    resume: str = "auto"
-    """auto: go on from the newest whole checkpoint of this run, if there is one. never: start anew; what was there is
-    moved aside. Or the directory of a checkpoint."""
-    resume_allow: tuple[str, ...] = ()
-    """Settings that may differ from the checkpoint's run beside those that always may, such as
-    train.learning_rate."""
-    load: Literal["all", "weights"] = "all"
-    """weights: take only the model's weights from the checkpoint; optimizer, schedule and data begin anew."""
-    on_failure: Literal["continue", "stop"] = "continue"
-    """When a save fails, as on a full disk: say so and go on with the older checkpoint, or stop."""
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from spmd_rl.distributed.status import set_status
 from spmd_rl.training.context import of_all_tokens
+from spmd_rl.training.expert_balance import mask_of
 from spmd_rl.training.model import ModelChunk
 from spmd_rl.training.packing import Packed
 from spmd_rl.training.parallel import Place
@@ -88,7 +89,8 @@ def run_passes(
         begun += 1
         set_status(doing=f"micro-batch {begun} of {passes}")
         packed = next(left)
-        output = chunk(packed.tokens, None, None, packed_seq_params=packed.params)
+        more = mask_of(packed, last.config) if backward else {}
+        output = chunk(packed.tokens, None, None, packed_seq_params=packed.params, **more)
 
         def of_hidden(hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
             return loss(packed, hidden), torch.zeros((), dtype=torch.int, device=hidden.device), {}

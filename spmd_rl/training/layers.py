@@ -15,6 +15,7 @@ from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.mlp import MLP, MLPSubmodules
 from megatron.core.transformer.moe.experts import SequentialMLP
 from megatron.core.transformer.moe.moe_layer import MoELayer, MoESubmodules
+from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.moe.shared_experts import SharedExpertMLP
 from megatron.core.transformer.multi_latent_attention import MLASelfAttention, MLASelfAttentionSubmodules
 from megatron.core.transformer.spec_utils import ModuleSpec
@@ -23,6 +24,7 @@ from megatron.core.transformer.transformer_layer import TransformerLayer, Transf
 
 from spmd_rl.platforms import current
 from spmd_rl.training.attention import PackedAttention
+from spmd_rl.training.expert_balance import BalancingRouter
 
 
 class RMSNorm(torch.nn.Module):
@@ -48,7 +50,7 @@ def layer_spec(config: TransformerConfig, sparse: bool) -> ModuleSpec:
             self_attention=_latent_attention(config) if config.multi_latent_attention else _attention(config),
             self_attn_bda=get_bias_dropout_add,
             pre_mlp_layernorm=RMSNorm,
-            mlp=_experts() if sparse else ModuleSpec(MLP, submodules=_feed_forward()),
+            mlp=_experts(config) if sparse else ModuleSpec(MLP, submodules=_feed_forward()),
             mlp_bda=get_bias_dropout_add,
         ),
     )
@@ -93,12 +95,13 @@ def _feed_forward() -> MLPSubmodules:
     return MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
 
 
-def _experts() -> ModuleSpec:
+def _experts(config: TransformerConfig) -> ModuleSpec:
     return ModuleSpec(
         MoELayer,
         submodules=MoESubmodules(
             experts=ModuleSpec(SequentialMLP, submodules=_feed_forward()),
             shared_experts=ModuleSpec(SharedExpertMLP, submodules=_feed_forward()),
+            router=TopKRouter if config.moe_router_load_balancing_type == "none" else BalancingRouter,
         ),
     )
 

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 
+from spmd_rl.config.config import TrainConfig
 from spmd_rl.data.answers import Learned, largest
 from spmd_rl.distributed.status import doing
+from spmd_rl.training.expert_balance import ExpertBalance
 from spmd_rl.training.forward import run_passes
 from spmd_rl.training.offload import Releasable, gradient_buffers
 from spmd_rl.training.optimizer import Optimizer, OptimizerSettings, wrap_for_gradients
@@ -56,6 +58,8 @@ class Learner:
         self.wrapped = wrap_for_gradients(model.module)
         self.optimizer = Optimizer(self.wrapped, settings, model.dtype)
         self.gradients = Releasable(gradient_buffers(self.wrapped))
+        balance = settings.moe_aux_loss_coefficient if isinstance(settings, TrainConfig) else 0.0
+        self.balance = ExpertBalance(model.module, balance, model.place)
         self.gradients.release()
 
     def learn(self, packs: Sequence[Packed], loss: Loss, rate: float, limits: Limits = NO_LIMITS) -> Learned:
@@ -78,7 +82,9 @@ class Learner:
                     losses.append((packed, result.losses))
             return result.total
 
+        self.balance.begin(packs)
         run_passes(self.wrapped, model.module.last, model.place, packs, model.head, use, backward=True)
+        sums |= self.balance.end()
         with doing("optimizer step"), self.optimizer.on_device():
             beyond = "" if limits.kl is None else self._beyond_kl(sums, limits.kl)
             bound = math.inf if limits.grad_norm is None else limits.grad_norm

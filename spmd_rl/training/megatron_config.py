@@ -21,7 +21,7 @@ def transformer_config(
     if layout.pipeline > 1:
         options |= _pipeline(shape, layout)
     if shape.experts is not None:
-        options |= _experts(shape.experts, layout)
+        options |= _experts(shape.experts, layout, train.moe_aux_loss_coefficient > 0.0)
     if shape.mla is not None:
         options |= _latent_attention(shape, shape.mla)
     config = (TransformerConfig if shape.mla is None else MLATransformerConfig)(
@@ -71,9 +71,11 @@ def transformer_config(
     return config
 
 
-def _recomputed(train: TrainConfig) -> dict[str, str | int | None]:
-    if train.recomputes != "full":
-        return {"recompute_granularity": "selective" if train.recomputes == "selective" else None}
+def _recomputed(train: TrainConfig) -> dict[str, Any]:
+    if train.recomputes == "none":
+        return {}
+    if train.recomputes == "selective":
+        return {"recompute_granularity": "selective", "recompute_modules": list(train.recompute_modules)}
     method = "block" if train.recompute_layers else "uniform"
     return {
         "recompute_granularity": "full",
@@ -92,7 +94,7 @@ def _pipeline(shape: ModelShape, layout: TrainLayout) -> dict[str, Any]:
     return {"pipeline_model_parallel_layout": chunks, "overlap_p2p_comm": apart, "batch_p2p_comm": not apart}
 
 
-def _experts(experts: Experts, layout: TrainLayout) -> dict[str, Any]:
+def _experts(experts: Experts, layout: TrainLayout, balanced: bool) -> dict[str, Any]:
     if experts.scores == "sigmoid" and not experts.normalized:
         raise ValueError("model.path: norm_topk_prob is off in config.json, which is not supported with sigmoid scores")
     return {
@@ -111,7 +113,8 @@ def _experts(experts: Experts, layout: TrainLayout) -> dict[str, Any]:
         "moe_router_num_groups": experts.groups if experts.groups > 1 else None,
         "moe_router_group_topk": experts.groups_per_token if experts.groups > 1 else None,
         "moe_router_topk_scaling_factor": experts.scale if experts.scale != 1.0 else None,
-        "moe_router_load_balancing_type": "none",
+        # Its coefficient is set for the passes that have one, see training/expert_balance.py.
+        "moe_router_load_balancing_type": "aux_loss" if balanced else "none",
         "moe_router_dtype": "fp32",
         # Megatron's grouped multiplication is Transformer Engine's.
         "moe_grouped_gemm": False,

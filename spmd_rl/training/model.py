@@ -30,6 +30,9 @@ class ModelChunk(GPTModel):
         self, input_ids: torch.Tensor, *arguments: object, packed_seq_params: PackedTokens, **options: object
     ) -> torch.Tensor:
         """input_ids [1, C] -> hidden states [C/tp or C, 1, H]; a model that sees puts its images in first."""
+        mask = options.get("padding_mask")
+        if mask is not None and self.config.sequence_parallel and not self.pre_process:
+            options["padding_mask"] = tensor_parallel.scatter_to_sequence_parallel_region(mask.T).T.contiguous()
         if hasattr(self, "visual"):
             hidden = self.embedding(input_ids, None)  # [C, 1, H]
             options["decoder_input"] = show(

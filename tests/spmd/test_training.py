@@ -1,5 +1,6 @@
 """Laws of training: one gradient for every layout, and it is Hugging Face's."""
 
+import itertools
 from dataclasses import dataclass
 from functools import cache
 from types import SimpleNamespace
@@ -112,6 +113,7 @@ PACKINGS = [
     (False, 4096, {}),
     (True, 40, {}),
     (False, 40, {"recompute": "selective"}),
+    (True, 40, {"recompute": "selective", "recompute_modules": ["core_attn", "mlp", "moe"]}),
     (True, 4096, {"chunk": 1000, "recompute": "full"}),
     (True, 4096, {"recompute": "full", "recompute_layers": 1}),
 ]
@@ -122,6 +124,14 @@ PACKED = {
 # Two ranks, in bf16 and in fp32; those after them with --full.
 SHORT = [("qwen2-tied", tp(2)), ("qwen2-tied", pp(2)), ("deepseek_v3", tp(2, expert=2)), ("deepseek_v3", cp(2))]
 SHORT_TOO = [(family, layout) for family in ("qwen2-tied", "deepseek_v3") for layout in LAYOUTS[2][family]]
+
+# Models whose experts are balanced, by number of ranks: layouts, tokens of a micro-batch, other settings of the case.
+BALANCE = 0.5
+BALANCED = {
+    1: [("qwen3_moe", {}, 4096, {}), ("qwen3_moe", {}, 40, {}), ("deepseek_v3", {}, 4096, {"recompute": "full"})],
+    2: [("qwen3_moe", tp(2, expert=2), 4096, {}), ("qwen3_moe", pp(2, virtual=2), 40, {}), ("qwen3_moe", ep(2), 40, {})]
+    + [("deepseek_v3", cp(2, expert=2), 4096, {"recompute": "full"}), ("qwen3_moe", ep(2), 4096, {})],
+}
 
 FREEZES = (["vision", "projector"], ["vision"])
 """Parts of a model that sees which are not trained."""
@@ -308,6 +318,65 @@ def huggingface(models, tmp_path_factory):
     return results
 
 
+def balance_of(gates, top, samples, tickets, data, budget):
+    """Return the balancing loss of a mini-batch by its formula, and how many layers have one.
+
+    `gates`: by sample, of each layer the gate and its input [L, H]. `top`: experts of a token.
+    """
+    from spmd_rl.controller.planner import plan_microbatches
+
+    planned = plan_microbatches(tickets, data, 1, budget, True).minibatches[0].microbatches
+    laid = [groups for batches in planned for groups in batches if any(groups)]
+    losses, layers = [], len(gates[0])
+    for layer, groups in itertools.product(range(layers), laid):
+        gate, seen = gates[0][layer][0], []
+        for group in filter(None, groups):
+            prompt = len(samples[group[0]].prompt)
+            seen.append(gates[group[0]][layer][1][:prompt])
+            seen += [gates[sample][layer][1][prompt:-1] for sample in group]
+        logits = torch.cat(seen) @ gate.weight.T
+        sigmoid = logits.sigmoid() / logits.sigmoid().sum(-1, keepdim=True)
+        scores = sigmoid if hasattr(gate, "e_score_correction_bias") else logits.softmax(-1)
+        chosen = torch.zeros_like(scores).scatter(1, scores.topk(top, -1).indices, 1.0)
+        losses.append((len(scores), scores.shape[1] * (chosen.mean(0) / top * scores.mean(0)).sum()))
+    tokens = sum(tokens for tokens, _ in losses) / layers
+    return sum(tokens * loss for tokens, loss in losses) / tokens, layers
+
+
+@pytest.fixture(scope="module")
+def balanced(models, huggingface, tmp_path_factory):
+    """Return a function of (family, data-parallel ranks, tokens of a micro-batch).
+
+    It returns the file of the gradient with BALANCE times that loss, and the loss of a layer.
+    """
+    from transformers import AutoModelForCausalLM
+
+    from spmd.samples import make_samples
+
+    @cache
+    def made(family, data, budget):
+        model = AutoModelForCausalLM.from_pretrained(models[family], dtype=torch.float32, attn_implementation="eager")
+        samples, tickets = make_samples(model.config.vocab_size)
+        gates, seen = {}, []
+        for module in [module for name, module in model.named_modules() if name.endswith("mlp.gate")]:
+            module.register_forward_pre_hook(lambda gate, given: seen.append((gate, given[0].flatten(0, -2))))
+        for name, sample in samples.items():
+            seen.clear()
+            model(sample.tokens[None])
+            gates[name] = list(seen)
+        loss, layers = balance_of(gates, model.config.num_experts_per_tok, samples, tickets, data, budget)
+        names, parameters = zip(*model.named_parameters(), strict=True)
+        gradients, found = torch.autograd.grad(BALANCE * loss, parameters, allow_unused=True), {}
+        for name, gradient in zip(names, gradients, strict=True):
+            found |= by_published_name(name, gradient) if gradient is not None else {}
+        file = tmp_path_factory.mktemp("balanced") / "gradients.pt"
+        usual = torch.load(huggingface[family].file)
+        torch.save({name: gradient + found.get(name, 0.0) for name, gradient in usual.items()}, file)
+        return str(file), float(loss.detach()) / layers
+
+    return made
+
+
 @pytest.fixture(scope="module")
 def scorers(tmp_path_factory):
     """Tiny models that score, and what transformers says of the samples of all tests: scores, and their gradient."""
@@ -349,6 +418,11 @@ def check_equal_to_huggingface(found: SimpleNamespace, expected: SimpleNamespace
         assert max(gaps.values()) < most, sorted(gaps.items(), key=lambda item: -item[1])[:9] + [what]
 
 
+def data_ranks(ranks: int, layout: dict) -> int:
+    """Return how many data-parallel ranks a layout leaves."""
+    return ranks // (layout.get("tensor", 1) * layout.get("pipeline", 1) * layout.get("context", 1))
+
+
 @dataclass
 class Case:
     """Hold what the ranks of a start are asked, and what each of them says."""
@@ -381,7 +455,7 @@ def some(named: list[tuple], full: bool) -> list[tuple]:
 
 
 @pytest.fixture(scope="module")
-def start(request, models, huggingface, scorers, tmp_path_factory):
+def start(request, models, huggingface, balanced, scorers, tmp_path_factory):
     """Return a function of how many ranks: all their cases, in one start."""
     full = request.config.getoption("full")
     every = [(n, family, one) for n, families in LAYOUTS.items() for family, them in families.items() for one in them]
@@ -410,6 +484,10 @@ def start(request, models, huggingface, scorers, tmp_path_factory):
             if n == ranks:
                 more = _of(huggingface, family) | others
                 ask("packing", family, (share, budget, others), models[family], layout, share, budget, **more)
+        for family, layout, budget, others in BALANCED.get(ranks, ()):
+            file, _ = balanced(family, data_ranks(ranks, layout), budget)
+            more = _of(huggingface, family) | {"gradients": file, "balance": BALANCE} | others
+            ask("balanced", family, (layout, budget), models[family], layout, True, budget, **more)
         for freeze in FREEZES if ranks < 4 else ():
             ask(
                 "frozen", "qwen2_5_vl", (freeze,), models["qwen2_5_vl"], freeze=freeze, **_of(huggingface, "qwen2_5_vl")
@@ -507,6 +585,20 @@ def test_every_layout_has_the_scores_of_huggingface_and_their_gradient(start, ra
                 gaps[name] = max(gaps.get(name, 0.0), gap)
         assert gaps.keys() == scorers[one.family].gradients, str(one)
         assert max(gaps.values()) < 1e-4, sorted(gaps.items(), key=lambda item: -item[1])[:9] + [str(one)]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_experts_are_balanced_by_megatrons_loss_alike_in_every_layout(start, ranks, huggingface, balanced):
+    cases = of_kind(start(ranks), "balanced")
+    assert len(cases) == len(BALANCED[ranks])
+    for one in cases:
+        found, (layout, budget) = merged(one.each), one.what
+        _, loss = balanced(one.family, data_ranks(ranks, layout), budget)
+        assert found.sums["actor/load_balancing_loss"] == pytest.approx(loss, rel=1e-4), str(one)
+        assert found.grad_norms[0] != pytest.approx(huggingface[one.family].grad_norm, rel=1e-3), str(one)
+        assert max(found.gradient_gaps.values()) < 1e-4, sorted(found.gradient_gaps.items(), key=lambda i: -i[1])[:9]
+    off = of_kind(start(ranks), "layout")
+    assert all("actor/load_balancing_loss" not in merged(one.each).sums for one in off)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

@@ -53,6 +53,8 @@ def _case(case: dict, world, platform) -> dict:
             logprob_chunk_tokens=case.get("chunk", 7),
             recompute=case.get("recompute", "none"),
             recompute_layers=case.get("recompute_layers"),
+            recompute_modules=tuple(case.get("recompute_modules", ["core_attn"])),
+            moe_aux_loss_coefficient=case.get("balance", 0.0),
             # The norm is computed, and the gradients stay as they are.
             clip_grad=1e9,
             # AdamW's first step, as a smooth function of the gradient.
