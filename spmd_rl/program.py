@@ -198,6 +198,7 @@ class Training:
     def build(self, rank: Rank) -> "BaseWorker":
         """Find where the run goes on, begin its log, and build the worker."""
         with doing("imports Megatron-Core and vLLM"), left_out():
+            from spmd_rl.runtime.node_parts import NodeParts
             from spmd_rl.runtime.resume_point import resume_point
             from spmd_rl.runtime.run_directory import hold, keep_finished
             from spmd_rl.worker.train_worker import TrainWorker
@@ -211,8 +212,14 @@ class Training:
             from spmd_rl.testing.fault_injection import FaultInjector
 
             faults = FaultInjector(config, self.directory, world.rank, restarts)  # they may strike from now on
+        parts, others = None if config.checkpoint.shared else NodeParts(config, self.directory, world), list[str]()
         with doing("looks for a checkpoint to go on from"):
+            if parts is not None and (config.checkpoint.resume != "never" or world.begun()):
+                others = parts.bring(config.checkpoint.resume)
             resumed, found = resume_point(config, self.directory, world)
+        found = [*others, *found]
+        if parts is not None:
+            parts.begin_after(resumed.saved.step if resumed is not None and resumed.same_run else 0)
         if resumed is None or not resumed.same_run:
             keep_finished(config, self.directory, world)
         self.sources = sources(inputs.prompts["train"], config.reward.rules)
@@ -220,9 +227,9 @@ class Training:
             state = resumed.saved.state()
             differ = [name for name, _, _ in changes(state.get("settings", {}), settings(config))]
             allowed = config.checkpoint.resume_allow
-            others, problems = changed_sources(state.get("sources") or {}, self.sources, differ, allowed)
+            changed, problems = changed_sources(state.get("sources") or {}, self.sources, differ, allowed)
             refuse(problems)
-            found = [*found, *others]
+            found = [*found, *changed]
         lines = [*inputs.notes, *notes(config, world.size), *found]
         lines += [f"reward model {name}: reads {reader.described()}" for name, reader in inputs.readers.items()]
         self.rank, self.resumed = rank, resumed
@@ -244,6 +251,8 @@ class Training:
         if resumed is not None:
             with doing(f"loads {resumed.saved.path}"):
                 anew = self.worker.saver.load(resumed.saved.path, resumed.only_weights)
+            if parts is not None:
+                parts.drop()
             if anew and world.rank == 0:
                 self.log.note(f"{resumed.saved.path} has no {' and no '.join(anew)}, which begins anew")
         if faults is not None:

@@ -159,17 +159,22 @@ class CheckpointManager:
             return asked
         try:
             if save.names is None:
-                save.names = self._checkpoints.seal(save.step, save.state)
+                shared = self.config.checkpoint.shared
+                elsewhere = {} if shared else self.ranks.checkpoint_files(str(save.directory))
+                save.names = self._checkpoints.seal(save.step, save.state, elsewhere)
             digests = self.ranks.checkpoint_digests(str(save.directory), save.names, wait)
             if digests is None:
                 return asked
+            if lost := [name for name in save.names if name not in digests]:
+                raise OSError(f"{save.directory / lost[0]}: no node has it any more")
             self._complete(save, digests)
         except OSError as error:
             self._abandon(save, str(error))
         return asked
 
     def _complete(self, save: _Save, digests: Mapping[str, str]) -> None:
-        saved = self._checkpoints.complete(save.step, digests)
+        more = {} if self.config.checkpoint.shared else {"tell": self.ranks.complete_checkpoint}
+        saved = self._checkpoints.complete(save.step, digests, **more)
         self._save, self._saved_step = None, saved.step
         if self._checkpoints.untidy:
             self.log.note(self._checkpoints.untidy)

@@ -302,7 +302,7 @@ class Ranks:
 
     @verb
     def begin_checkpoint(self, directory: str) -> None:
-        """Have the ranks write into an empty directory that all of them see; they train on meanwhile."""
+        """Have the ranks write into an empty directory, or one of its name on their node; they train on meanwhile."""
         self._all(Verb.BEGIN_CHECKPOINT, directory=directory)
 
     @verb
@@ -310,6 +310,17 @@ class Ranks:
         """Return whether all have written, what failed, and whether any was asked (SIGUSR1) to save and end."""
         progress: Progress = self._all(Verb.CHECKPOINT_PROGRESS, wait=wait)
         return progress.written, progress.failed, progress.asked
+
+    @verb
+    def checkpoint_files(self, directory: str) -> dict[str, list[int]]:
+        """Return of files that nodes without rank 0's disk have written: bytes, and the number of the node."""
+        return self._all(Verb.CHECKPOINT_FILES, directory=directory)
+
+    @verb
+    def complete_checkpoint(self, name: str, texts: dict[str, str]) -> None:
+        """Have such nodes complete what they have of a checkpoint. Raises OSError where one can't."""
+        if failed := self._all(Verb.COMPLETE_CHECKPOINT, name=name, texts=texts):
+            raise OSError("; ".join(failed))
 
     @verb
     def checkpoint_digests(self, directory: str, names: Sequence[str], wait: bool) -> dict[str, str] | None:

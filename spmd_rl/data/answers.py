@@ -213,6 +213,10 @@ def _first(one: Any, other: Any) -> Any:
     return one
 
 
+def _joined(one: dict[str, list[int]], other: dict[str, list[int]]) -> dict[str, list[int]]:
+    return one | other
+
+
 def _all_digests(one: dict[str, str] | None, other: dict[str, str] | None) -> dict[str, str] | None:
     return None if one is None or other is None else one | other
 
@@ -243,7 +247,9 @@ ANSWERS: Mapping[str, Combined] = {
     Verb.SAMPLE_KL: Combined(list[tuple[int, float]], add),
     Verb.CONVERSATIONS: Combined(list[dict[str, Any]], add),
     Verb.CHECKPOINT_BYTES: Combined(int, add),
+    Verb.CHECKPOINT_FILES: Combined(dict[str, list[int]], _joined),
     Verb.CHECKPOINT_DIGESTS: Combined(dict[str, str] | None, _all_digests),
+    Verb.COMPLETE_CHECKPOINT: Combined(list[str], add),
     Verb.REPLY: Combined(str, _first),
 }
 """Of each verb."""

@@ -39,6 +39,11 @@ class World:
     started: float = field(default_factory=time.monotonic)
     """time.monotonic() when the ranks had met: the same moment on all of them, to about a second."""
 
+    @property
+    def node(self) -> int:
+        """Return the number of this rank's node."""
+        return self.rank // self.ranks_per_node
+
     def begun(self) -> bool:
         """Return True where an earlier attempt of this launch has called `begin`: torchrun restarted the ranks."""
         return of_all_attempts(self.store).check([_BEGUN])

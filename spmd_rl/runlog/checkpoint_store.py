@@ -33,6 +33,10 @@ _SPARE_BYTES = 64 << 20
 
 Digests = Callable[[Path, Sequence[str]], Mapping[str, str]]
 """Digests of some files of a directory by name; the ranks may share the work."""
+Elsewhere = Mapping[str, Sequence[int]]
+"""Of files on other nodes, by name: bytes, and the number of the node."""
+Tell = Callable[[str, dict[str, str]], None]
+"""(name of a checkpoint, what rank 0 has written in it by name of file)"""
 
 
 @dataclass(frozen=True)
@@ -93,13 +97,14 @@ class CheckpointStore:
         partial.mkdir()
         return partial
 
-    def seal(self, step: int, state: Mapping[str, object]) -> list[str]:
+    def seal(self, step: int, state: Mapping[str, object], elsewhere: Elsewhere | None = None) -> list[str]:
         """Add what rank 0 needs to go on, and list the files: all ranks have written. Returns the names of all."""
         partial = self.directory / f"{name_of(step)}.partial"
         _write(partial / STATE, json.dumps({"step": step, **state}, indent=1))
-        sizes = _sizes(partial)
-        _write(partial / FILES, json.dumps({name: {"bytes": size} for name, size in sizes.items()}, indent=1))
-        return sorted(sizes)
+        listed = {name: {"bytes": size, "node": node} for name, (size, node) in (elsewhere or {}).items()}
+        listed |= {name: {"bytes": size} for name, size in sizes_of(partial).items()}
+        _write(partial / FILES, json.dumps(listed, indent=1))
+        return sorted(listed)
 
     def sealed(self) -> dict[int, list[str]]:
         """Return the steps that a run had sealed when it died, and the names of their files.
@@ -120,26 +125,49 @@ class CheckpointStore:
             self._point_to(saved.path.name)
         return saved
 
-    def complete(self, step: int, digests: Mapping[str, str]) -> SavedCheckpoint:
-        """Give a sealed directory its name, and remove what need not be kept. `digests`: of all files in it."""
-        saved, self.untidy = self._give_name(step, digests), ""
+    def complete(self, step: int, digests: Mapping[str, str], tell: Tell = lambda name, texts: None) -> SavedCheckpoint:
+        """Give a sealed directory its name, and remove what need not be kept. `digests`: of all files in it.
+
+        `tell`: completes what other nodes have of it, before it has its name here.
+        """
+        saved, self.untidy = self._give_name(step, digests, tell), ""
         try:  # it is there, whatever becomes of the rest
             self._tidy(saved.path.name)
         except OSError as error:
             self.untidy = f"{saved.path} is complete, but what it replaces could not all be removed: {error}"
         return saved
 
-    def _give_name(self, step: int, digests: Mapping[str, str]) -> SavedCheckpoint:
+    def complete_part(self, name: str, texts: Mapping[str, str]) -> None:
+        """Give what this node has of a checkpoint its name, beside copies of what rank 0 wrote; then tidy up alike."""
+        partial = self.directory / f"{name}.partial"
+        for file, text in texts.items():
+            _write(partial / file, text)
+        self._rename(partial, self.directory / name)
+        self._tidy(name)
+
+    def _give_name(
+        self, step: int, digests: Mapping[str, str], tell: Tell = lambda name, texts: None
+    ) -> SavedCheckpoint:
         partial, path = self.directory / f"{name_of(step)}.partial", self.directory / name_of(step)
-        files = {name: {"bytes": (partial / name).stat().st_size, "digest": found} for name, found in digests.items()}
+        listed = json.loads((partial / FILES).read_text(encoding="utf-8"))
+        files = {
+            name: {"bytes": (partial / name).stat().st_size, "digest": found}
+            if (partial / name).exists() or "node" not in listed.get(name, ())
+            else {**listed[name], "digest": found}
+            for name, found in digests.items()
+        }
         files[FILES] = {"bytes": 0, "digest": _own_digest(files)}
         _write(partial / _NEW_FILES, json.dumps(files, indent=1))
         (partial / _NEW_FILES).rename(partial / FILES)  # at every moment one of them is whole
+        tell(path.name, {file: (partial / file).read_text(encoding="utf-8") for file in (STATE, FILES)})
+        self._rename(partial, path)
+        return SavedCheckpoint(step, path)
+
+    def _rename(self, partial: Path, path: Path) -> None:
         if path.exists():  # the same step, done again after an older one was taken up
             _remove(path)
         partial.rename(path)
         _sync_directory(self.directory)
-        return SavedCheckpoint(step, path)
 
     def _tidy(self, newest: str) -> None:
         try:
@@ -177,12 +205,9 @@ class CheckpointStore:
     def problems(self, saved: SavedCheckpoint, digests: Digests) -> list[str]:
         """Check a checkpoint's files: missing, of another size, or other bytes than were written."""
         try:
-            files = json.loads((saved.path / FILES).read_text(encoding="utf-8"))
+            files = listed_files((saved.path / FILES).read_text(encoding="utf-8"))
             sizes = {name: int(entry["bytes"]) for name, entry in files.items()}
             wanted = {name: str(entry["digest"]) for name, entry in files.items()}
-            if wanted.pop(FILES, None) != _own_digest(files):
-                raise ValueError("other bytes than were written")
-            sizes.pop(FILES)
             if outside := [name for name in sizes if name.startswith("/") or ".." in Path(name).parts]:
                 raise ValueError(f"it names {outside[0]}, which is outside of the checkpoint")
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -251,7 +276,15 @@ def _own_digest(files: Mapping[str, Mapping[str, Any]]) -> str:
     return hashlib.sha256(listed.encode()).hexdigest()
 
 
-def _sizes(directory: Path) -> dict[str, int]:
+def listed_files(text: str) -> dict[str, dict[str, Any]]:
+    """Return what a files.json lists. Raises ValueError, or another error of reading, where it is not as written."""
+    files = json.loads(text)
+    if files.get(FILES) != {"bytes": 0, "digest": _own_digest(files)}:
+        raise ValueError("other bytes than were written")
+    return {name: entry for name, entry in files.items() if name != FILES}
+
+
+def sizes_of(directory: Path) -> dict[str, int]:
     """Return the size of every file below a directory, but of the list of them."""
     files = (file for file in directory.rglob("*") if file.is_file())
     sizes = {str(file.relative_to(directory)): file.stat().st_size for file in files}
@@ -263,7 +296,7 @@ def _sealed_files(partial: Path, step: int) -> list[str]:
     try:
         listed = {name: entry["bytes"] for name, entry in json.loads((partial / FILES).read_text("utf-8")).items()}
         listed.pop(FILES, None)  # it had its digests already
-        whole = bool(listed) and listed == _sizes(partial)
+        whole = bool(listed) and listed == sizes_of(partial)
         states = {name: json.loads((partial / name).read_text("utf-8")) for name in listed if name.endswith(".json")}
         return sorted(listed) if whole and states[STATE]["step"] == step else []
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

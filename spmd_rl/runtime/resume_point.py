@@ -181,5 +181,5 @@ def _same_everywhere(said: str, run_dir: Path, world: World) -> None:
         told = "; ".join(f"rank {rank} {words}" for words, rank in first.items())
         raise ValueError(
             f"run.dir = {run_dir}: the ranks find different checkpoints ({told}); it must be one directory, which all "
-            "nodes see alike"
+            "nodes see alike; checkpoint.shared = false is for nodes that share no disk"
         )

@@ -20,6 +20,7 @@ from spmd_rl.distributed.verb import verb
 from spmd_rl.distributed.world import World
 from spmd_rl.health.preemption import preemption_event
 from spmd_rl.patches.checkpoint_writes import failures
+from spmd_rl.runlog.checkpoint_store import CheckpointStore, sizes_of, step_of
 from spmd_rl.training.checkpoint import TrainingState
 from spmd_rl.training.learner import Learner, take_turns
 from spmd_rl.weights.files.checkpoint_reader import CheckpointSource
@@ -33,8 +34,10 @@ _LOOK_SECONDS = 0.1
 class ShardSaver:
     """A rank's side of the checkpoints. All ranks call the same methods in the same order."""
 
-    def __init__(self, learners: Mapping[str, Learner], world: World) -> None:
-        self._learners, self._world = learners, world
+    def __init__(self, learners: Mapping[str, Learner], world: World, own: CheckpointStore | None = None) -> None:
+        """`own`: the checkpoints of this node, where nodes share no disk."""
+        self._learners, self._world, self._own = learners, world, own
+        self._node, self._leads = world.node, world.rank == 0 if own is None else world.local_rank == 0
         self._states = {name: TrainingState(learner, world.payload) for name, learner in learners.items()}
         self._hashing: _Hashing | None = None
         self._failed: str | None = None
@@ -46,17 +49,26 @@ class ShardSaver:
 
     @verb
     def checkpoint_bytes(self) -> int:
-        """Return what this rank will write, about."""
+        """Return what this rank will write, about; of a rank that writes to a disk that rank 0 does not see, 0."""
+        return self._bytes() if self._own is None or self._node == 0 else 0
+
+    def _bytes(self) -> int:
         return sum(state.bytes() for state in self._states.values())
 
     @verb
     def begin_checkpoint(self, directory: str) -> None:
-        """Write into a directory that all ranks see; training may go on when this returns.
+        """Write into a directory that all ranks see, or into the one of its name on this node.
+
+        Training may go on when this returns.
 
         Raises RuntimeError where weights or the optimizer's state are not finite: nothing could go on from them. Where
         they are in the host's memory, the writers look, and `checkpoint_progress` raises it.
         """
-        self._begin(Path(directory))
+        self._begin(self._here(directory))
+
+    def _here(self, directory: str) -> Path:
+        """Return where this node has a checkpoint that rank 0 has there."""
+        return Path(directory) if self._own is None else self._own.directory / Path(directory).name
 
     def _begin(self, directory: Path) -> None:
         weights = [weight for learner in self._learners.values() for weight in learner.model.weights().values()]
@@ -65,15 +77,11 @@ class ShardSaver:
             take_turns(self._learners, name)
             if broken := self._broken(learner):
                 raise RuntimeError(broken)
-        self._hashing, mine = None, None
-        try:
-            if self._world.rank == 0:
-                for name in self._states:
-                    _directory(directory, name).mkdir()
-            (directory / _rank_file(self._world.rank)).write_text(json.dumps(_generators()))
-        except OSError as error:
-            mine = f"rank {self._world.rank}, in {directory}: {error}"
-        self._failed = next((why for why in gather(mine, self._world.payload) if why), None)
+        self._hashing, self._failed = None, None
+        if self._own is not None:
+            each = gather(self._bytes(), self._world.payload)
+            self._failed = self._tried(directory, partial(self._begin_part, each, directory))
+        self._failed = self._failed or self._tried(directory, partial(self._make, directory))
         if not self._failed:
             self._writing = directory
             # They are made anew in the next step. A fork that had them would keep them in memory until it has written.
@@ -86,6 +94,33 @@ class ShardSaver:
                     self.on_save(_directory(directory, name))
                     broken = partial(self._broken, self._learners[name]) if on_host else str
                     state.begin_save(_directory(directory, name), broken)
+
+    def _tried(self, directory: Path, act: Callable[[], None]) -> str | None:
+        """Do in a directory what all ranks do; returns, alike on all of them, why one could not."""
+        mine = None
+        try:
+            act()
+        except OSError as error:
+            mine = f"rank {self._world.rank}, in {directory}: {error}"
+        return next((why for why in gather(mine, self._world.payload) if why), None)
+
+    def _begin_part(self, each: Sequence[int], directory: Path) -> None:
+        """Make the directory of this node, where it is another than rank 0's; `each`: bytes of each rank."""
+        if self._own is not None and self._leads and self._node:
+            rank = self._world.rank
+            self._own.begin(
+                step_of(directory.with_suffix("")) or 0, sum(each[rank : rank + self._world.ranks_per_node])
+            )
+            self._make_learners(directory)
+
+    def _make(self, directory: Path) -> None:
+        if self._world.rank == 0:
+            self._make_learners(directory)
+        (directory / _rank_file(self._world.rank)).write_text(json.dumps(_generators()))
+
+    def _make_learners(self, directory: Path) -> None:
+        for name in self._states:
+            _directory(directory, name).mkdir()
 
     def _broken(self, learner: Learner) -> str:
         """Return why this rank's state must not be saved; "" for a sound one."""
@@ -140,13 +175,33 @@ class ShardSaver:
             return 0
 
     @verb
+    def checkpoint_files(self, directory: str) -> dict[str, list[int]]:
+        """Return what this node has of a checkpoint, if rank 0 does not see it: bytes of each file, and its number."""
+        told = self._own is not None and self._leads and self._node
+        return {name: [size, self._node] for name, size in sizes_of(self._here(directory)).items()} if told else {}
+
+    @verb
+    def complete_checkpoint(self, name: str, texts: dict[str, str]) -> list[str]:
+        """Give this node's part of a checkpoint its name; returns why that failed."""
+        try:
+            if self._own is not None and self._leads and self._node:
+                self._own.complete_part(name, texts)
+        except OSError as error:
+            return [f"rank {self._world.rank}: {error}"]
+        return []
+
+    @verb
     def checkpoint_digests(self, directory: str, names: Sequence[str], wait: bool) -> dict[str, str] | None:
         """Return the digests of this rank's share of files; None while they are being computed, in the background.
 
         Of a file that can't be read again there is the reason.
         """
         if self._hashing is None:
-            self._hashing = _Hashing(Path(directory), names[self._world.rank :: self._world.size])
+            here, share = self._here(directory), slice(self._world.rank, None, self._world.size)
+            if self._own is not None:
+                share = slice(self._world.local_rank, None, self._world.ranks_per_node)
+                names = [name for name in names if (here / name).is_file()]
+            self._hashing = _Hashing(here, names[share])
         hashing = self._hashing
         if wait:
             with doing("reads its files of the checkpoint again"):

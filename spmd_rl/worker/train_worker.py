@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from spmd_rl.config.config import Config
@@ -19,6 +18,8 @@ from spmd_rl.errors import refuse
 from spmd_rl.models.model_shape import ModelShape
 from spmd_rl.platforms.platform import Platform
 from spmd_rl.rewards.grading.pool import GraderPool
+from spmd_rl.runlog.checkpoint_store import CheckpointStore
+from spmd_rl.runlog.run_dir import CHECKPOINTS, run_directory
 from spmd_rl.training.learner import take_turns
 from spmd_rl.weights.device_memory import memory_problems, rank_bytes
 from spmd_rl.worker.base_worker import BaseWorker
@@ -50,8 +51,8 @@ class TrainWorker(BaseWorker):
     ):
         self.config, self.platform, self.world = config, platform, world
         self.footprints = ProcessUsageMeter()
-        run = config.run
-        self.profiler = Profiler(run.profile, Path(run.dir or f"runs/{run.name}"), world.rank, platform)
+        directory = run_directory(config)
+        self.profiler = Profiler(config.run.profile, directory, world.rank, platform)
         self._refuse_what_does_not_fit(shape)
         self._counted: dict[str, float] = {}
         made: dict[int, Made] = {}
@@ -89,7 +90,8 @@ class TrainWorker(BaseWorker):
                 config.rollout.canary_tolerance or TOLERANCE[config.model.dtype],
             ),
         )
-        self.saver = ShardSaver(self.learners, world)
+        own = None if config.checkpoint.shared else CheckpointStore(directory / CHECKPOINTS, config.checkpoint)
+        self.saver = ShardSaver(self.learners, world, own)
         self.own(self.trainer, scorer, GaeEstimator(self.trainer), self.device_switch, self.saver)
         set_status(doing="")
         platform.give_back_memory()

@@ -67,7 +67,7 @@ class Nodes:
     def address(node: int) -> str:
         return f"10.77.0.{node + 1}"
 
-    def start(self, node: int, command: list[str], **environment: str) -> subprocess.Popen:
+    def start(self, node: int, command: list[str], directory: Path = ROOT, **environment: str) -> subprocess.Popen:
         """A command on a node, as its first process: when it is killed, everything on the node is."""
         inside = f'hostname node{node}; exec "$@"'
         process = subprocess.Popen(
@@ -84,7 +84,7 @@ class Nodes:
                 "--uts",
             ]
             + ["bash", "-c", inside, "node", *command],
-            cwd=ROOT,
+            cwd=directory,
             env=os.environ
             | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
             | environment,
@@ -95,7 +95,7 @@ class Nodes:
         self.running.append(process)
         return process
 
-    def launch(self, node: int, words: list[str], **environment: str) -> subprocess.Popen:
+    def launch(self, node: int, words: list[str], directory: Path = ROOT, **environment: str) -> subprocess.Popen:
         """launch/torchrun.sh on a node, one rank, the first node as the master."""
         names = {
             "NNODES": str(self.count),
@@ -106,7 +106,7 @@ class Nodes:
             "WAIT_SECONDS": "40",
             "PYTHON": sys.executable,
         }
-        return self.start(node, ["bash", "launch/torchrun.sh", *words], **(names | environment))
+        return self.start(node, ["bash", f"{ROOT}/launch/torchrun.sh", *words], directory, **(names | environment))
 
     def cut(self, node: int) -> None:
         """Pull the node's cable: packets are lost, and nobody is told."""

@@ -105,6 +105,44 @@ def test_a_run_on_two_nodes_ends_in_the_weights_of_the_same_run_on_one(tiny_mode
     assert any(not one[name].equal(before[name]) for name in one), "a run that learned nothing proves nothing"
 
 
+def test_nodes_that_share_no_disk_save_their_parts_and_go_on_to_the_weights_of_one_that_never_stopped(
+    tiny_models, tmp_path
+):
+    from safetensors.torch import load_file
+
+    (tmp_path / "rule.py").write_text("def odd(sample):\n    return len(sample.response) % 2\n")
+    others = {
+        "parallel.tensor": 2,
+        "train.learning_rate": 1e-3,
+        "evaluation.before": False,
+        "evaluation.after": False,
+        "checkpoint.every_steps": 1,
+        "checkpoint.shared": False,
+        "reward.rules": (f"{tmp_path / 'rule.py'}:odd", "1.0"),
+    }
+    disks = [tmp_path / f"node{node}" for node in range(2)]
+    for disk in disks:
+        disk.mkdir()
+
+    def run(**more: object) -> list[str]:
+        words = ["-m", "spmd_rl.grpo", *flags(tiny_models["llama"], Path("mine"), **others, **more)]
+        with Nodes(2) as nodes:
+            running = [nodes.launch(node, words, disks[node], CHECK="0") for node in range(2)]
+            said = ended(running, 200)
+        assert [process.returncode for process in running] == [0, 0], "".join(said)[-4000:]
+        return said
+
+    run(**{"train.steps": 1, "run.export_hf": False})
+    parts = [{path.name for path in (disk / "mine" / "checkpoints").rglob("*.distcp")} for disk in disks]
+    assert parts[0] and parts[1] and not parts[0] & parts[1]
+    assert "resuming from step 1" in run()[0]
+    whole = start(flags(tiny_models["llama"], tmp_path / "whole", **others))
+    output, _ = whole.communicate(timeout=200)
+    assert whole.returncode == 0, output[-4000:]
+    one, two = (load_file(place / "hf" / "model.safetensors") for place in (tmp_path / "whole", disks[0] / "mine"))
+    assert one.keys() == two.keys() and all(one[name].equal(two[name]) for name in one)
+
+
 @pytest.mark.parametrize("way", ["a node is cut off", "two nodes lose each other"])
 def test_a_dead_link_is_reported_with_the_node_or_the_ranks_at_its_ends(way, tmp_path):
     """Nobody is told of a lost packet: the ranks wait in their exchange, and their clocks tell."""
