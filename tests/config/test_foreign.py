@@ -123,7 +123,8 @@ def test_values_change_as_their_meaning_does():
     assert (done.values["rollout.top_k"], done.ranks) == (0, 384)
     written = text(done, Path("r1.yaml"))
     assert "  kl_estimator: k1  # rl_config.kl_penalty: kl" in written
-    assert "#   megatron_training.swap_optimizer: true: there is no such switch yet" in written
+    assert "#   megatron_training.swap_optimizer: true: the optimizer's state is on the host between steps" in written
+    assert "no_shared_storage: true: checkpoint.shared: false where nodes share no disk; else leave it out" in written
     assert "not known" not in written.replace("dataset_additional_keys: [labels]: not known", "")
 
 
@@ -161,6 +162,66 @@ def test_verl_and_trl_files_are_translated(tmp_path):
     assert values["algorithm.loss_reduction"] == "fixed_length"
 
 
+STUMBLES = {
+    "a mini-batch larger than the batch is one step": (
+        "data: {train_batch_size: 32}\nactor_rollout_ref: {actor: {ppo_mini_batch_size: 64}, rollout: {n: 8}}",
+        {"train.minibatches": 1, "train.prompts_per_step": 32},
+    ),
+    "verl without an estimator is PPO, with one sample a prompt": (
+        "actor_rollout_ref: {actor: {ppo_epochs: 1}}\ncritic: {optim: {lr: 1e-5}}\ntrainer: {nnodes: 1}",
+        {"algorithm.advantage": "gae", "algorithm.samples_per_prompt": 1, "critic.learning_rate": 1e-5},
+    ),
+    "verl's files have a critic's section, and GRPO none": (
+        "algorithm: {adv_estimator: grpo}\nactor_rollout_ref: {rollout: {n: 5}}\ncritic: {model: {path: x}}",
+        {"critic.path": None, "algorithm.advantage": "grpo"},
+    ),
+    "-1 and null stand for nothing": (
+        "actor_rollout_ref: {actor: {optim: {total_training_steps: -1, lr_warmup_steps: -1}}}\n"
+        "trainer: {save_freq: -1}",
+        {"train.steps": None, "train.warmup_steps": None, "checkpoint.every_steps": 0},
+    ),
+    "??? stands for nothing, a reference for what it refers to": (
+        'actor_rollout_ref:\n  model:\n    path: ???\n  rollout: {n: "${data.many}", tensor_model_parallel_size: '
+        '"${oc.select:a.b,4}"}\ndata: {many: 6}',
+        {"model.path": None, "algorithm.samples_per_prompt": 6, "rollout.tensor": 4},
+    ),
+    "a text with references is left out": (
+        'trainer: {default_local_dir: "checkpoints/${trainer.name}"}\nactor_rollout_ref: {rollout: {n: 2}}',
+        {"run.dir": None},
+    ),
+    "only a shell knows ~": (
+        "actor_rollout_ref: {model: {path: ~/models/x}}",
+        {"model.path": str(Path("~/models/x").expanduser())},
+    ),
+    "1e-6 is a text for YAML": ("megatron_training: {lr: 1e-6}", {"train.learning_rate": 1e-6}),
+    "TRL's defaults are Hugging Face's": (
+        "num_generations: 4\nuse_vllm: true",
+        {"train.schedule": "linear", "train.adam_beta2": 0.999, "rollout.max_response_length": 256},
+    ),
+    "a batch of TRL's in samples is one prompt at least, where the ranks are known": (
+        "num_generations: 8\nper_device_train_batch_size: 1\nuse_vllm: true",
+        {"train.prompts_per_step": None},
+    ),
+    "pictures have a budget of their own, and the pair none": (
+        "rl_config: {max_packing_token_size: [15000, 4000], use_dynamic_bsz: true}\n"
+        "actor_config: {micro_batch_size: 1}",
+        {"train.tokens_per_microbatch": None},
+    ),
+    "MindSpeed-RL's shape of a model is in config.json": ("megatron_training: {num_layers: 28}", {}),
+}
+
+
+@pytest.mark.parametrize("what", STUMBLES)
+def test_where_people_stumble_who_bring_a_file(what, tmp_path):
+    content, expected = STUMBLES[what]
+    (tmp_path / "theirs.yaml").write_text(content)
+    done = translate(*read_foreign(tmp_path / "theirs.yaml"))
+    assert {name: done.values.get(name) for name in expected} == expected
+    assert "${" not in str(done.values) and (expected or done.left)
+    (tmp_path / "ours.yaml").write_text(text(done, tmp_path / "theirs.yaml"))
+    load_config(["--config", str(tmp_path / "ours.yaml"), "--model.path", "m"])
+
+
 def test_a_file_of_nobody_is_refused(tmp_path):
     (tmp_path / "x.yaml").write_text("a: 1\n")
     with pytest.raises(ConfigError, match="it is not clear whose file it is; say so: --from mindspeed"):
@@ -177,6 +238,26 @@ def test_a_file_of_nobody_is_refused(tmp_path):
             0.0,
         ),  # verl's use_kl_loss is off by default
         ("verl", {"actor.use_kl_loss": True, "actor.kl_loss_coef": 0.001}, "algorithm.kl_coefficient", 0.001),
+        ("mindspeed", {"actor_config.moe_aux_loss_coeff": 0.01}, "train.moe_aux_loss_coefficient", 0.01),
+        (
+            "mindspeed",
+            {"moe_aux_loss_coeff": 0.01, "moe_router_load_balancing_type": "none"},
+            "train.moe_aux_loss_coefficient",
+            0.0,
+        ),
+        (
+            "mindspeed",
+            {"recompute_granularity": "selective", "recompute_activation_function": True},
+            "train.recompute_modules",
+            ["core_attn", "mlp", "moe"],
+        ),
+        (
+            "mindspeed",
+            {"recompute_granularity": "full", "recompute_activation_function": True},
+            "train.recompute",
+            "full",
+        ),
+        ("mindspeed", {"use_swanlab": True}, "run.swanlab", "online"),
         ("trl", {"max_steps": 300}, "train.steps", 300),
         ("trl", {"max_steps": 300, "num_iterations": 2}, "train.steps", 150),
         (

@@ -1,6 +1,6 @@
 """Names that a user's files and scripts hold on to: settings, metrics, the files of a run. They stay.
 
-`python -m promised` in tests/, with the source on PYTHONPATH, writes settings.txt anew; the other two are kept by hand.
+`python -m promised` in tests/, with the source on PYTHONPATH, writes settings.txt anew; the others are kept by hand.
 """
 
 import dataclasses
@@ -15,6 +15,12 @@ HERE = Path(__file__).parent
 def promised(name: str) -> list[str]:
     """Return the lines of one of the lists."""
     return (HERE / f"{name}.txt").read_text().splitlines()
+
+
+def documented(loop: str) -> set[str]:
+    """Return the metrics that MindSpeed-RL's and MindSpeed-MM's pages name for a loop (grpo, ppo), as spelled there."""
+    lines = (line.split() for line in promised("mindspeed"))
+    return {name for whose, name in lines if whose in ("both", loop)}
 
 
 def settings(kind: type, prefix: str = "") -> list[str]:

@@ -68,6 +68,17 @@ def _block(value: Value, facts: Facts) -> Value:
     return value if facts.get("recompute_method") == "block" else None
 
 
+def _modules(value: Value, facts: Facts) -> Value:
+    if facts.get("recompute_granularity") == "full" or not value:
+        return None
+    attention = ["core_attn"] if facts.get("recompute_granularity") == "selective" else []
+    return {"train.recompute": "selective", "train.recompute_modules": [*attention, "mlp", "moe"]}
+
+
+def _balance(value: Value, facts: Facts) -> Value:
+    return 0.0 if facts.get("moe_router_load_balancing_type") == "none" else value
+
+
 def _engine_experts(value: Value, facts: Facts) -> Value:
     shared = {"rollout.data": value, "rollout.expert_parallel": True}
     return shared if isinstance(value, int) and value > 1 and facts.get("enable_expert_parallel") is not False else None
@@ -110,6 +121,7 @@ _SET = rows(
         lambda value, facts: facts.get("max_prompt_length") or value,
     ),
     ("max_prompt_length", "data.max_prompt_length"),
+    ("no_shared_storage", "checkpoint.shared", "false where nodes share no disk; else leave it out", fixed(None)),
     ("train_iters", "train.steps"),
     ("save_interval", "checkpoint.every_steps", "0, our default, saves nothing"),
     ("megatron_training.seed", "run.seed"),
@@ -135,6 +147,19 @@ _SET = rows(
     ("bf16", "model.dtype", "", on("bfloat16", "float32")),
     ("recompute_granularity", "train.recompute", "", named({"full": "full", "selective": "selective"})),
     ("recompute_num_layers", "train.recompute_layers", _BLOCK, _block),
+    (
+        "recompute_activation_function",
+        "train.recompute train.recompute_modules",
+        "the whole feed-forward block; needless where whole layers are",
+        _modules,
+    ),
+    ("moe_aux_loss_coeff", "train.moe_aux_loss_coefficient", "", _balance),
+    (
+        "moe_router_load_balancing_type",
+        "train.moe_aux_loss_coefficient",
+        "aux_loss where it is above 0, and seq_aux_loss is the same: a micro-batch is one sequence",
+        lambda value, _: 0.0 if value == "none" else None,
+    ),
     *_optimizer("critic_config", "critic"),
     ("clip_ratio", "algorithm.clip_low algorithm.clip_high"),
     ("clip_ratio_low", "algorithm.clip_low"),
@@ -160,6 +185,7 @@ _SET = rows(
     ("verifier_parallel num_cpus_for_local_task", "reward.workers", "of a rank"),
     ("use_tensorboard", "run.tensorboard", "TensorBoard and W&B may both be on"),
     ("use_wandb", "run.wandb", "off, offline or online", on("online", "off")),
+    ("use_swanlab", "run.swanlab", "off, offline or online", on("online", "off")),
     ("wandb_project", "run.wandb_project"),
     ("wandb_exp_name", "run.name"),
     ("infer_tensor_parallel_size", "rollout.tensor"),
@@ -218,7 +244,6 @@ _LEFT = (
         "load save pretrained_checkpoint finetune no_load_optim no_load_rng no_save_optim no_save_rng "
         "integrated_mode_config",
     ),
-    *without("checkpoints lie in run.dir, which all nodes must see", "no_shared_storage"),
     *without(
         "it is always so here",
         "use_distributed_optimizer accumulate_allreduce_grads_in_fp32 rule_reward "
@@ -242,19 +267,47 @@ _LEFT = (
         "dtype infer_pipeline_parallel_size torchair_graph",
     ),
     *without(
-        "there is no such switch yet",
-        "swap_optimizer swap_attention reuse_fp32_param overlap_grad_reduce "
-        "overlap_param_gather use_ascend_coc use_fused_swiglu use_fused_rotary_pos_emb use_cp_send_recv_overlap "
-        "recompute_activation_function recompute_norm use_swanlab "
-        "use_tp_pp_dp_mapping moe_router_load_balancing_type moe_aux_loss_coeff moe_alltoall_overlap_comm "
-        "moe_permutation_async_comm lora_r lora_alpha lora_fusion lora_target_modules async_engine "
-        "partial_rollout_max_split require_max_age_all_finished expert_map_path eplb_token_collects "
-        "eplb_token_save_path msprobe_config multi_turn_enable tool_config_path max_tool_calls",
+        "the optimizer's state is on the host between steps, not during one; more data-parallel ranks share it",
+        "swap_optimizer reuse_fp32_param",
+    ),
+    *without("activations are kept or computed again (train.recompute), not moved to the host", "swap_attention"),
+    *without(
+        "norms are computed again with their layer: train.recompute full, of train.recompute_layers", "recompute_norm"
+    ),
+    *without(
+        "gradients are summed once a mini-batch, after its last micro-batch, and weights gathered once: there is "
+        "little to hide",
+        "overlap_grad_reduce overlap_param_gather",
+    ),
+    *without(
+        "the platform has its kernels, and none to choose between (platforms/npu.py)",
+        "use_ascend_coc use_fused_swiglu use_fused_rotary_pos_emb moe_alltoall_overlap_comm moe_permutation_async_comm",
+    ),
+    *without(
+        "tensor ranks are neighbours, then context, data and pipeline ranks, which send least", "use_tp_pp_dp_mapping"
+    ),
+    *without("all weights are trained; there are no adapters", "lora_r lora_alpha lora_fusion lora_target_modules"),
+    *without(
+        "a step ends with its last response: rollout.max_response_length bounds it",
+        "async_engine partial_rollout_max_split require_max_age_all_finished",
+    ),
+    *without(
+        "rollout.expert_parallel gives each rank as many experts",
+        "expert_map_path eplb_token_collects eplb_token_save_path",
+    ),
+    *without(
+        "run.deterministic, rollout.canary_steps and spmd-rl verify-resume say where numbers differ", "msprobe_config"
+    ),
+    *without(
+        "a sample is one prompt and one response, without tools", "multi_turn_enable tool_config_path max_tool_calls"
     ),
     *without("train.recompute_layers counts them, as block does; without it all are", "recompute_method"),
     *without("layers may divide unevenly: parallel.layers_per_stage", "noop_layers"),
     *without("run.profile.steps, .ranks, .phases and .level profile a run's steps", "profiler_config"),
-    *without("long samples are split by Ulysses (all-to-all) only", "context_parallel_algo attention_mask_type"),
+    *without(
+        "long samples are split by Ulysses (all-to-all) only",
+        "context_parallel_algo attention_mask_type use_cp_send_recv_overlap",
+    ),
     *without(
         "it is a rule of reward.rules: overlong(buffer_tokens=512)",
         "overlong_buffer_enable overlong_buffer overlong_buffer_penalty_factor rollout_max_tokens",

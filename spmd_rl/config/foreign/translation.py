@@ -19,6 +19,11 @@ TEMPLATES = {"deepseek": "deepseek3_r1", "qwen": "qwen_r1"}
 """Part of a model's name -> the template that its reasoning recipes use."""
 
 
+_REFERENCE = re.compile(r"\$\{(?:oc\.select:(?P<select>[\w.]+)(?:,\s*(?P<default>[^{}]*))?|(?P<name>[\w.]+))\}")
+_REFERENCES = 9
+"""So many of them may lead from one to the next."""
+
+
 @dataclass
 class Translation:
     """Hold our settings, and what there is to say of each."""
@@ -35,6 +40,9 @@ class Translation:
     def take(self, name: str, value: Value, facts: Facts) -> None:
         """Add a setting of theirs."""
         row = self.program.row(name)
+        if isinstance(value, str) and "${" in value:
+            self.left.append((name, value, f"{' or '.join(row.ours) if row else 'a reference'}: write out what it is"))
+            return
         if row is None:
             self.left.append((name, value, "not known"))
             return
@@ -59,7 +67,7 @@ def read_foreign(file: Path, program: Program | None = None) -> tuple[Program, d
     if known is None:
         names = ", ".join(f"--from {one.option}" for one in PROGRAMS)
         raise ConfigError(Problem("FILE", file, "it is not clear whose file it is", f"say so: {names}"))
-    return known, dict(_dotted(content or {}))
+    return known, _resolved(dict(_dotted(content or {})))
 
 
 def translate(
@@ -86,6 +94,9 @@ def _complete(done: Translation, data: str | None) -> None:
     if template and done.program.option == "mindspeed":
         done.values["data.template"] = template
         done.comments["data.template"] = "prompt_type of their preprocessing; name yours"
+    if done.values.get("algorithm.advantage") != "gae":
+        for setting in [name for name in done.values if name.startswith("critic.")]:
+            del done.values[setting]  # verl's files have them in any case
     if done.values.get("algorithm.advantage") == "gae" and "rollout.max_response_length" in done.values:
         done.values.setdefault("algorithm.kl_coefficient", 0.0)
     if str(done.values.get("data.source", "")).startswith("configs/datasets/deepscaler"):
@@ -111,6 +122,23 @@ def _dotted(content: dict[Value, Value], prefix: str = "") -> Iterator[tuple[str
             yield from _dotted(value, f"{prefix}{key}.")
         elif value is not None:
             yield f"{prefix}{key}", _number(value)
+
+
+def _resolved(given: dict[str, Value]) -> dict[str, Value]:
+    """Return settings with OmegaConf's references to each other replaced, and without those that ??? stands for."""
+    found = {}
+    for name, value in given.items():
+        for _ in range(_REFERENCES):
+            said = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
+            if said is None:
+                break
+            value = given.get(said["select"] or said["name"], said["default"])
+            value = yaml.safe_load(value) if isinstance(value, str) and value == said["default"] else value
+        if value not in ("???", None):
+            paths = value if isinstance(value, list) else [value]
+            at_home = [str(Path(one).expanduser()) if str(one).startswith("~/") else one for one in paths]
+            found[name] = at_home if isinstance(value, list) else _number(at_home[0])
+    return found
 
 
 def _number(value: Value) -> Value:

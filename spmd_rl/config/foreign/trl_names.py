@@ -176,4 +176,11 @@ TRL = Program(
         }
     ),
     enough=2,
+    defaults={
+        "data.max_prompt_length": 512,
+        "rollout.max_response_length": 256,
+        "algorithm.samples_per_prompt": 8,
+        "train.schedule": "linear",
+        "train.adam_beta2": 0.999,
+    },
 )

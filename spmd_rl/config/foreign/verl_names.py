@@ -130,7 +130,7 @@ _SET = rows(
     ("val_kwargs.n", "evaluation.samples"),
     ("critic.model.path", "critic.path"),
     ("critic_warmup", "critic.warmup_steps"),
-    ("total_training_steps", "train.steps"),
+    ("total_training_steps", "train.steps", "", lambda value, _: value if value > 0 else None),
     ("total_epochs", "train.steps", _EPOCHS, fixed(None)),
     ("save_freq", "checkpoint.every_steps", "0 is off, there -1", positive),
     ("test_freq", "evaluation.every_steps", "0 is off, there -1", positive),
@@ -166,5 +166,22 @@ _LEFT = (
         "custom_reward_function.path custom_reward_function.name reward_manager reward_fn_key",
     ),
     *without("the same command goes on: checkpoint.resume", "resume_mode resume_from_path"),
+    *without("all weights are trained; there are no adapters", "lora_rank lora_alpha target_modules"),
+    *without("a sample is one prompt and one response, without tools", "multi_turn.enable multi_turn.tool_config_path"),
+    *without("the engine's length is that of prompt and response", "rollout.prompt_length rollout.response_length"),
+    *without("greedy is a temperature of 0", "do_sample"),
+    *without("a reward model is one of reward.models", "reward_model.enable reward_model.model.path"),
 )
-VERL = Program("verl", "verl", (*_SET, *_LEFT), frozenset({"actor_rollout_ref", "trainer"}))
+VERL = Program(
+    "verl",
+    "verl",
+    (*_SET, *_LEFT),
+    frozenset({"actor_rollout_ref", "trainer"}),
+    defaults={
+        "algorithm.advantage": "gae",
+        "algorithm.samples_per_prompt": 1,
+        "train.weight_decay": 0.01,
+        "train.adam_beta2": 0.999,
+        "rollout.tensor": 2,
+    },
+)
