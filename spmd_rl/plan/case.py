@@ -45,7 +45,7 @@ class Case:
 
     @property
     def run(self) -> Run:
-        """What memory and time depend on."""
+        """Hold what memory and time depend on."""
         kernels, lengths = record(self.platform).kernels, self.lengths or Lengths.longest(self.config)
         return Run(self.config, self.shape, self.train, self.rollout, kernels, lengths)
 

@@ -16,8 +16,8 @@ class Kernels:
     """Attention is one call for all sequences, and shared prompts are gathered keys; else the samples that share a
     prompt are a padded batch."""
     heap: float = 1.0
-    """What the process holds for each byte of activations. The C library of CPUs' machines finds few of the blocks
-    again that torch's aligned allocations have freed: measured 1.4 to 2.2 (glibc 2.36, docs/plan.md)."""
+    """Bytes that the process holds for each byte of activations. The C library of CPUs' machines finds few of the
+    blocks again that torch's aligned allocations have freed: measured 1.4 to 2.2 (glibc 2.36, docs/plan.md)."""
     stays: bool = False
     """Models, optimizers and what they hold stay where they are: there is one memory."""
     libraries: int = 3 << 30

@@ -21,7 +21,7 @@ _NAMED = 3
 
 
 class NodeParts:
-    """What this node lacks of the checkpoint that a run goes on from, and has while it is read."""
+    """Hold what this node lacks of the checkpoint that a run goes on from, while it is read."""
 
     def __init__(self, config: Config, run_dir: Path, world: World) -> None:
         self.world = world

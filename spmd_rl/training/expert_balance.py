@@ -24,12 +24,16 @@ class BalancingRouter(TopKRouter):
         super().__init__(*arguments, **options)
         self.balance = torch.zeros((), dtype=torch.float32)
         """The losses so far, without their coefficient, each times the tokens of its micro-batch."""
+        self._tokens = torch.zeros(())
 
     def _apply_aux_loss(
         self, probs: torch.Tensor, scores: torch.Tensor, chosen: torch.Tensor, with_padding_mask: bool = False
     ) -> torch.Tensor:
-        # A micro-batch without samples comes without a mask (see `mask_of`), and has nothing to balance.
-        return super()._apply_aux_loss(probs, scores, chosen, with_padding_mask=True) if with_padding_mask else probs
+        if not with_padding_mask:  # a micro-batch without samples (see `mask_of`) has nothing to balance
+            return probs
+        # Megatron's count is of this rank or of all, as its reduction happens in place or not.
+        self._tokens = reduce_from_tensor_model_parallel_region(chosen.sum() / self.topk, self.tp_cp_group)
+        return super()._apply_aux_loss(probs, scores, chosen, with_padding_mask=True)
 
     def _apply_expert_bias(self, chosen: torch.Tensor, **_options: object) -> None:
         # It counts each expert's tokens, for a bias that follows them: ours does not, and its mask has a shape too few.
@@ -42,14 +46,11 @@ class BalancingRouter(TopKRouter):
         loss: torch.Tensor,
         name: str,
         group: dist.ProcessGroup,
-        *,
-        valid_token_count: torch.Tensor,
+        **_options: object,
     ) -> torch.Tensor:
         """Have the backward pass of `activation` start at `loss` too: this rank's part of the micro-batch's."""
-        # Megatron's own counts the tokens of this rank alone: 1 / (tensor x context) of the gradient.
-        tokens = reduce_from_tensor_model_parallel_region(valid_token_count, group)
-        self.balance += (loss.detach() / coefficient * tokens).cpu()
-        return MoEAuxLossAutoScaler.apply(activation, loss * tokens)
+        self.balance += (loss.detach() / coefficient * self._tokens).cpu()
+        return MoEAuxLossAutoScaler.apply(activation, loss * self._tokens)
 
 
 class ExpertBalance:

@@ -41,7 +41,7 @@ class ShardSaver:
         self._states = {name: TrainingState(learner, world.payload) for name, learner in learners.items()}
         self._hashing: _Hashing | None = None
         self._failed: str | None = None
-        """Why what was begun can't be written."""
+        """Says why what was begun can't be written."""
         self._writing: Path | None = None
         self._asked = preemption_event()
         self.on_save: Callable[[Path], None] = lambda directory: None

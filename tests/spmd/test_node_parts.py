@@ -9,7 +9,7 @@ SECOND = "step_000002/training/__1_0.distcp"
 
 @pytest.fixture(scope="module")
 def told(tiny_models, tmp_path_factory):
-    """What each node says of a run that saves twice, resumes, and then loses files of one node."""
+    """Return of each node what it says of a run that saves twice, resumes, and then loses files of one node."""
     model = str(tiny_models["qwen2-tied"])
     steps = [
         ["save", 1],

@@ -5,7 +5,7 @@ import torch
 FP8 = "F8_E4M3"
 """As safetensors calls it."""
 SCALE = "_scale_inv"
-"""What a weight's name ends with for the scales of its blocks."""
+"""Ends the name of the scales of a weight's blocks."""
 
 
 def blocks_of(start: tuple[int, ...], shape: tuple[int, ...], block: tuple[int, int]) -> tuple[slice, slice]:
