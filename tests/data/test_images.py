@@ -18,8 +18,9 @@ from PIL import Image
 
 from spmd_rl.config.config import Config, EvaluationConfig, ModelConfig, TrainConfig
 from spmd_rl.config.data_config import DataConfig, DatasetConfig
+from spmd_rl.config.loading import load_dataset_config
 from spmd_rl.data.image_reader import ImageReader, fetched, pictures_of, size_of
-from spmd_rl.data.sources.prompts import load_dataset, load_prompts
+from spmd_rl.data.sources.prompts import load_dataset, load_prompts, with_overrides
 from spmd_rl.data.tokens import load_tokenizer
 from spmd_rl.errors import ConfigError
 from spmd_rl.models.model_shape import read_model_shape
@@ -299,3 +300,23 @@ def test_addresses_are_fetched_where_that_is_asked_for_within_limits(server):
         pictures_of("file:///etc/passwd", Path(), fetch)
     with pytest.raises(ValueError, match="nothing is fetched"):
         pictures_of(f"{server}/square.png", Path())
+
+
+def test_verls_rows_of_geometry3k_are_read_with_their_pictures(model, tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    row = {
+        "data_source": "hiyouga/geometry3k",
+        "prompt": [{"role": "user", "content": "<image>Find x. Answer in \\boxed{}."}],
+        "images": [{"bytes": PNG, "path": None}],
+        "ability": "math",
+        "reward_model": {"style": "rule", "ground_truth": "3"},
+        "extra_info": {"split": "train", "index": 0, "answer": "3", "question": "<image>Find x."},
+    }
+    pq.write_table(pa.Table.from_pylist([row]), tmp_path / "train.parquet")
+    dataset = load_dataset_config(f"verl_parquet:{tmp_path / 'train.parquet'}")
+    data = DataConfig(image_column="images")
+    loaded = load_dataset(with_overrides(dataset, data), data, load_tokenizer(model), 1, "train", None, reader(model))
+    [prompt] = loaded.prompts
+    assert prompt.answer == "3" and len(prompt.pictures) == 1 and prompt.token_ids.count(512) == prompt.patches // 4
