@@ -114,13 +114,16 @@ class Activations:
         mask = batch.prompts * after * (prompt + after)
         return padded / context + mask
 
-    def passing(self, number: int) -> float:
-        """Return what a layer's backward pass takes for a while: the gradients of its widest block."""
+    def passing(self, number: int, again: bool = False) -> float:
+        """Return what a layer's backward pass takes for a while: the gradients of its widest block.
+
+        `again`: of a layer alone, whose activations go as the gradients come.
+        """
         shape, experts = self.shape, self.shape.experts
         if shape.is_sparse(number) and experts is not None:
             wide = self._rows * experts.per_token * (2 * experts.ffn + shape.hidden)
         else:
-            wide = self._tokens * 4 * shape.ffn / self.layout.tensor
+            wide = self._tokens * (1 if again else 4) * shape.ffn / self.layout.tensor
         return self._size * (wide + 2 * self._rows * shape.hidden)
 
     def head(self, gradient: bool) -> float:
@@ -163,7 +166,7 @@ class Activations:
         behind = size * self._last_rows() if last else 0.0
         flight = self._in_flight(stage, microbatches)
         head = self.head(True) if last and self.shape.head == "lm" else 0.0
-        layers = once + max(self.passing(number) for number in mine)
+        layers = once + max(self.passing(number, number in again) for number in mine)
         held = self.kernels.heap * (flight * kept + behind)
         # While the head works on the last micro-batch the layers wait, and the other way round.
         return Passes(int(held), int(head)) if head > layers else Passes(int(held + self.kernels.heap * layers), 0)

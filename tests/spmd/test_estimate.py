@@ -34,7 +34,6 @@ def models(tmp_path_factory):
     }
 
 
-@pytest.mark.slow
 @pytest.mark.spmd
 def test_what_an_update_allocates_is_foretold_within_a_tenth(models):
     cases = [
