@@ -16,7 +16,8 @@ MOST_ANY = 485
 USED_ELSEWHERE = {
     *("layer_number", "attn_mask_type", "attention_type", "attention_dropout", "v_channels", "attention_mask"),
     *("num_tokens", "decoder_input", "inference", "cp_group", "packed_seq", "get_rotary_seq_len", "rotary_pos_emb"),
-    *("allreduce", "yarn_rotary_scaling_factor", "yarn_mscale", "yarn_mscale_all_dim", "_postprocess"),
+    *("allreduce", "_postprocess", "dispatch_preprocess", "token_dispatch", "dispatch_postprocess"),
+    *("combine_preprocess", "token_combine", "combine_postprocess", "router_replay", "get_replay_topk"),
     *("_loop", "_slow", "_raise", "_corrupt", "_nan", "_disk_full", "sympy_numeric_eq", "allow_internal_format"),
     *("max_refresh", "trace", "__traceback__", "prompt_ids", "generation_config", "pre_tokenizer", "model_type"),
     *("policy_version", "data_size", "__getattr__", "start_time"),

@@ -1,24 +1,31 @@
 """The training half on one device, without vLLM: its laws, then its speed: python tools/bench_update.py [--size 1.5b]
 
-Log-probabilities against transformers', a group's prompt once or in each sample, weights and memory of an offload, and
-tokens a second of an update. Needs torch, transformers, megatron-core and msgspec beside what those bring. The exit
-status is 1 where a law does not hold.
+Log-probabilities against transformers', a group's prompt once or in each sample, weights and memory of an offload;
+then tokens a second of an update and its model FLOPs utilisation, microseconds a token in the output layer, seconds of
+the optimizer, waits for the device, attention by one call against one for each sequence, experts as one product against
+one for each. Needs torch, transformers, megatron-core and msgspec beside what those bring. The exit status is 1 where a
+law does not hold.
 """
 
 import argparse
 import dataclasses
 import json
 import math
+import os
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import torch
+
     from spmd_rl.distributed.sample import Sample
     from spmd_rl.distributed.world import World
+    from spmd_rl.platforms.attention_layout import Attend
     from spmd_rl.platforms.platform import Platform
     from spmd_rl.worker.trainer import Trainer
 
@@ -31,6 +38,8 @@ SIZES = {
     "1.5b": (1536, 8960, 28, 12, 2, 151936),
     "7b8": (3584, 18944, 8, 28, 4, 152064),  # a 7B model of eight layers: it fits with its optimizer
 }
+PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "910B": 313e12, "910_93": 376e12}
+"""Dense bfloat16 products a second of the data sheets, by what a device's name contains."""
 LOGPROBS, GRADIENTS, LEFT_BYTES = 1e-3, {"float32": 1e-5, "bfloat16": 1e-2}, 1 << 30
 _failed: list[str] = []
 
@@ -152,22 +161,127 @@ def offload(platform: "Platform", trainer: "Trainer") -> None:
     say("offload", same and left < LEFT_BYTES, left_bytes=left, away_seconds=gone - began, back_seconds=back - gone)
 
 
-def speed(platform: "Platform", trainer: "Trainer", size: str, tokens: int, length: int) -> None:
-    """Time a pass and an update."""
+def timed(platform: "Platform", act: Callable[[], object]) -> float:
+    """Return the seconds of the second call: the first one finds its kernels."""
+    act()
+    platform.synchronize()
+    began = time.perf_counter()
+    act()
+    platform.synchronize()
+    return time.perf_counter() - began
+
+
+def peak_of(platform: "Platform", asked: float | None) -> tuple[float, str]:
+    """Return products a second that the device can make, and who says so."""
+    import torch
+
+    if asked:
+        return asked * 1e12, "given"
+    name = torch.cuda.get_device_name() if platform.device_type == "cuda" else os.environ.get("ASCEND_CHIP", "")
+    for part, peak in PEAKS.items():
+        if part in name:
+            return peak, f"data sheet of {part}"
+    side, device = 1024, platform.device(0)
+    a = torch.randn(side, side, device=device, dtype=torch.float32 if device.type == "cpu" else torch.bfloat16)
+    return 2 * side**3 / min(timed(platform, lambda: a @ a) for _ in range(3)), "a product of 1024 x 1024, measured"
+
+
+def flops_of(trainer: "Trainer", tokens: int, responses: int) -> float:
+    """Return 6 x the parameters that each token uses: of experts those it is sent to, the head for responses alone."""
+    from spmd_rl.weights.families import hf_tensors
+
+    shape, body, head = trainer.models["policy"].shape, 0.0, 0.0
+    for name, size in hf_tensors(shape).items():
+        used = shape.experts.per_token / shape.experts.count if shape.experts and ".mlp.experts." in name else 1.0
+        if "embed_tokens" not in name and "lm_head" not in name:
+            body += used * math.prod(size)
+    head = shape.vocabulary * shape.hidden
+    return 6.0 * (body * tokens + head * responses)
+
+
+def speed(
+    platform: "Platform", trainer: "Trainer", size: str, tokens: int, length: int, peak: tuple[float, str]
+) -> None:
+    """Time a pass, an update, the optimizer and the output layer, and count waits."""
+    from spmd_rl.testing.device_reads import DeviceReads
+
     groups = groups_of(500, max(1, tokens // length), 1, length // 10, length - length // 10)
-    count = sum(len(sample.tokens) for group in groups for sample in group)
+    samples = [sample for group in groups for sample in group]
+    count, responses = sum(len(one.tokens) for one in samples), sum(len(one.response) for one in samples)
+    score_and_learn = timed(platform, lambda: learn(trainer, groups, False))
+    score = timed(platform, lambda: trainer.score("policy"))
+    optimizer = trainer.learners["policy"].optimizer
+    step = timed(platform, lambda: optimizer.step(1e-6))
+    update = score_and_learn - score
+    said = {"size": size, "tokens": count, "score_tokens_s": count / score, "update_tokens_s": count / update}
+    mfu = flops_of(trainer, count, responses) / (update - step) / peak[0]
+    say("speed", **said, mfu=mfu, peak_tflops=peak[0] / 1e12, peak_of=peak[1], optimizer_seconds=step)
+    with DeviceReads() as reads:
+        learn(trainer, groups, False)
+    say("waits of a micro-batch, scored and learned", waits=reads.total, by_name=dict(reads.counts))
+    say("head", microseconds_a_token=head_seconds(platform, trainer, responses) / responses * 1e6)
 
-    def seconds(act: Callable[[], object]) -> float:
-        act()
-        platform.synchronize()
-        began = time.perf_counter()
-        act()
-        platform.synchronize()
-        return time.perf_counter() - began
 
-    update = seconds(lambda: learn(trainer, groups, False))
-    score = seconds(lambda: trainer.score("policy"))
-    say("speed", size=size, tokens=count, score_tokens_s=count / score, update_tokens_s=count / (update - score))
+def head_seconds(platform: "Platform", trainer: "Trainer", count: int) -> float:
+    """Return the seconds of the output layer over so many response tokens, forward and backward."""
+    import torch
+
+    from spmd_rl.training.token_logprobs import token_logprobs
+
+    shape, chunk = trainer.models["policy"].shape, trainer.config.train.logprob_chunk_tokens
+    device, dtype = trainer.device, trainer.models["policy"].dtype
+    weight = torch.randn(shape.vocabulary, shape.hidden, device=device, dtype=dtype).requires_grad_()
+    weight.main_grad = torch.zeros(weight.shape, device=device)
+    hidden = torch.randn(count, shape.hidden, device=device, dtype=dtype).requires_grad_()
+    targets = torch.arange(count, device=device) % shape.vocabulary
+    return timed(platform, lambda: token_logprobs(hidden, weight, targets, 1.0, 0, None, chunk)[0].sum().backward())
+
+
+def _there_and_back(attend: "Attend", *inputs: "torch.Tensor") -> None:
+    attend(*inputs, 0.125).sum().backward()
+
+
+def attention(platform: "Platform", device: "torch.device", tokens: int) -> None:
+    """Time sequences of 256, 1k and 4k tokens: the platform's one call, and a call for each."""
+    import torch
+
+    from spmd_rl.platforms.attention_layout import AttentionLayout, QuerySequence
+    from spmd_rl.platforms.sdpa_attention import prepare_sdpa
+
+    for length in (256, 1024, 4096):
+        if length > tokens:
+            continue
+        ends = range(0, tokens - length + 1, length)
+        layout = AttentionLayout(tuple(QuerySequence(start, start + length) for start in ends), device)
+        heads, dtype = (8, 2, 2), torch.float32 if device.type == "cpu" else torch.bfloat16
+        q, k, v = (torch.randn(ends[-1] + length, n, 64, device=device, dtype=dtype).requires_grad_() for n in heads)
+        found = {}
+        for name, prepare in (("one_call", platform.attention), ("loop", prepare_sdpa)):
+            found[name] = timed(platform, partial(_there_and_back, prepare(layout), q, k, v)) * 1e3
+        say("attention", length=length, milliseconds=found, times_as_fast=found["loop"] / found["one_call"])
+
+
+def experts(platform: "Platform", device: "torch.device", tokens: int) -> None:
+    """Time the products of 32 experts, forward and backward: the platform's, and one by one as Megatron has them."""
+    import torch
+
+    from spmd_rl.platforms.grouped_matmul import ExpertCounts
+
+    count, hidden, channels = 32, 256, 128
+    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    x = torch.randn(tokens, hidden, device=device, dtype=dtype).requires_grad_()
+    stacked = torch.randn(count, channels, hidden, device=device, dtype=dtype).requires_grad_()
+    apart = [own.detach().clone().requires_grad_() for own in stacked]
+    sizes = torch.randint(0, count, (tokens,)).bincount(minlength=count)
+
+    def by_expert() -> None:
+        parts = x.split(sizes.tolist())
+        torch.cat([part @ own.t() for part, own in zip(parts, apart, strict=True)]).sum().backward()
+
+    counts = sizes.to(device)
+    together = timed(platform, lambda: platform.grouped_matmul(x, stacked, ExpertCounts(counts)).sum().backward())
+    alone = timed(platform, by_expert)
+    say("experts", count=count, tokens=tokens, milliseconds=together * 1e3, times_as_fast=alone / together)
 
 
 def main() -> int:
@@ -178,6 +292,7 @@ def main() -> int:
     parser.add_argument("--length", type=int, default=1536, help="of a sequence; a tenth is its prompt")
     parser.add_argument("--recompute", action="store_true")
     parser.add_argument("--platform", default="auto")
+    parser.add_argument("--peak-tflops", type=float, help="dense products of the device, 10^12 a second")
     options = parser.parse_args()
     from spmd_rl.platforms import current
 
@@ -196,8 +311,11 @@ def main() -> int:
         shared(platform, world, root)
         trainer = trainer_of(model_of(options.size, root), platform, world, "bfloat16", options.recompute)
         offload(platform, trainer)
+        peak = peak_of(platform, options.peak_tflops)
         for tokens in options.tokens:
-            speed(platform, trainer, options.size, tokens, min(options.length, tokens))
+            speed(platform, trainer, options.size, tokens, min(options.length, tokens), peak)
+            attention(platform, trainer.device, tokens)
+            experts(platform, trainer.device, tokens)
     print(f"{len(_failed)} do not hold{': ' * bool(_failed)}{', '.join(_failed)}")
     return int(bool(_failed))
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from spmd_rl.config.config import Config, ParallelConfig
 from spmd_rl.config.engine_cache import GIB, token_bytes
-from spmd_rl.config.rollout_config import EngineConfig
+from spmd_rl.config.rollout_config import EngineConfig, RolloutConfig
 from spmd_rl.config.wording import divisors, either, words
 from spmd_rl.errors import Problem
 from spmd_rl.models.model_shape import ModelShape
@@ -27,6 +27,7 @@ def model_problems(config: Config, model: ModelShape) -> list[Problem]:
         problems += [Problem(knob, size, *_NO_EXPERTS) for knob, size in sizes.items() if size != 1]
         if weight := config.train.moe_aux_loss_coefficient:
             problems.append(Problem("train.moe_aux_loss_coefficient", weight, *_NO_EXPERTS))
+    problems += _replay_problems(rollout, model)
     problems += engine_problems(
         *(rollout, rollout.tensor, "rollout.tensor", model),
         *(config.model.dtype, longest, rollout.data, rollout.max_sequences),
@@ -38,6 +39,21 @@ def model_problems(config: Config, model: ModelShape) -> list[Problem]:
         model,
     )
     return problems + stop_problems("rollout.stop_token_ids", rollout.stop_token_ids, model)
+
+
+def _replay_problems(rollout: RolloutConfig, model: ModelShape) -> list[Problem]:
+    knob, met = "rollout.router_replay", ""
+    if not rollout.router_replay:
+        return []
+    if model.experts is None:
+        return [Problem(knob, True, *_NO_EXPERTS)]
+    if rollout.data != 1:
+        met = f"rollout.data = {rollout.data}: engines that share experts choose for each other's tokens"
+        return [Problem(knob, True, met, "set rollout.data to 1, or leave it out")]
+    if not rollout.prefix_caching:
+        met = "rollout.prefix_caching = False: vLLM keeps what it chose beside its cache"
+        return [Problem(knob, True, met, "leave one of them out")]
+    return []
 
 
 def policy_problems(knob: str, path: str, model: ModelShape) -> list[Problem]:

@@ -78,6 +78,9 @@ class RolloutConfig(SamplingConfig, EnginesConfig):
 
     temperature: Annotated[float, Bounds(gt=0, note=_ON_POLICY)] = 1.0
     """Above 0. Training uses the log-probabilities of the distribution at this temperature. Evaluation is greedy."""
+    router_replay: bool = False
+    """Score and train the policy with the experts that vLLM chose for each token (router replay), in a model of
+    experts: where rounding would choose others, its log-probabilities are then of the same weights as vLLM's."""
     stop: tuple[str, ...] = ()
     """Strings that end a response, besides the model's own end tokens."""
     stop_token_ids: tuple[NonNegativeInt, ...] = ()

@@ -44,16 +44,21 @@ class Sample:
     def loss_tokens(self) -> int:
         return int(self.loss_mask.sum())
 
+    @property
+    def _loss_places(self) -> torch.Tensor:
+        """Return the places of the loss tokens in the response [N]: the mask is on the host, so nobody waits."""
+        return self.loss_mask.nonzero()[:, 0]
+
     def at_loss_tokens(self, name: str) -> torch.Tensor:
         """Return a field by response token at the loss tokens [N], on the device that it is on."""
         field = self.fields[name]
-        return field[self.loss_mask.to(field.device)]
+        return field.index_select(0, self._loss_places.to(field.device))
 
     def put(self, name: str, values: torch.Tensor | float) -> None:
         """Set a field by response token: `values` of the loss tokens [N], or one number for each; 0 at the others."""
         like = values if isinstance(values, torch.Tensor) else torch.zeros(0)
         whole = like.new_zeros(len(self.loss_mask))
-        whole[self.loss_mask.to(whole.device)] = values
+        whole[self._loss_places.to(whole.device)] = values
         self.fields[name] = whole
 
 

@@ -97,7 +97,7 @@ EXPERTS = (
     *gated_rows(
         "mlp.experts.{e}",
         "expert_ffn",
-        "mlp.experts.local_experts.{e}",
+        "mlp.experts",
         "mlp.experts.routed_experts.w13_weight",
         "mlp.experts.routed_experts.w2_weight",
         sparse_block,

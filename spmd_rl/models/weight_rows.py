@@ -60,8 +60,8 @@ class Row:
     counted from the first one of the model chunk that trains it, `{e}` the expert. `stage`: the pipeline stage that
     holds it. `megatron` or `vllm` None: that side has no parameter of its own (or has the tensors in another row).
     `when`: whether a layer of a model has the row. `copy`: a second copy of a tensor, which a stage holds only when
-    another stage holds the first. `experts`: there is one for each expert; a training rank has a parameter for each of
-    its experts, an engine has them in one, stacked along a leading dimension.
+    another stage holds the first. `experts`: there is one for each expert; a rank has those of its experts in one
+    parameter, stacked along a leading dimension.
     """
 
     hf: dict[str, str]

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from spmd_rl.patches import checkpoint_pickles, checkpoint_writes
+from spmd_rl.patches import checkpoint_pickles, checkpoint_writes, megatron_passes
 from spmd_rl.patches.cpu_torch import host_torch
 from spmd_rl.patches.patch import EVERYWHERE, MEGATRON_CORE, Patch
 
@@ -298,6 +298,7 @@ PATCHES = (
         until="tools.bringup.collectives has passed on NPUs",
         make=_one_by_one,
     ),
+    *megatron_passes.PATCHES,
     *checkpoint_pickles.PATCHES,
     *checkpoint_writes.PATCHES,
 )

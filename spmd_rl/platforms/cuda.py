@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 
 from spmd_rl.platforms.attention_layout import Attend, AttentionLayout
 from spmd_rl.platforms.kernels import Kernels
-from spmd_rl.platforms.platform import Platform, lazily
+from spmd_rl.platforms.platform import Platform, lazily, torch_add_product
 
 if TYPE_CHECKING:
     import torch
+
+    from spmd_rl.platforms.grouped_matmul import ExpertCounts
 
 # What torch's flash attention is compiled for.
 _FLASH_HEAD_DIM, _FLASH_CAPABILITY = 256, (8, 0)
@@ -67,6 +69,14 @@ def _has_flash() -> bool:
     return found and torch.cuda.get_device_capability() >= _FLASH_CAPABILITY
 
 
+@cache
+def _has_kernels(device: torch.device) -> bool:
+    """Return whether torch's grouped product runs there: on a GPU since Ampere, and on the host, as in tests."""
+    import torch
+
+    return device.type == "cpu" or torch.cuda.get_device_capability(device) >= _FLASH_CAPABILITY
+
+
 def _prepare_flash(layout: AttentionLayout) -> Attend:
     import torch
     from torch.nn.attention.varlen import varlen_attn
@@ -94,6 +104,35 @@ def _prepare_flash(layout: AttentionLayout) -> Attend:
     return attend
 
 
+def _grouped_matmul(x: torch.Tensor, weight: torch.Tensor, counts: ExpertCounts) -> torch.Tensor:
+    """Multiply with one kernel for all experts, which reads on the device where each one's tokens end.
+
+    It is for bfloat16, and for rows that are multiples of 16 bytes; others are multiplied expert by expert.
+    """
+    import torch
+    import torch.nn.functional as F
+
+    from spmd_rl.platforms.grouped_matmul import GroupedKernels, looped_matmul
+
+    def product(x: torch.Tensor, y: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        return F.grouped_mm(x, y, offs=counts.cumsum(0, dtype=torch.int32))
+
+    aligned = not any(size * x.element_size() % 16 for size in weight.shape[1:])
+    if not (x.dtype == torch.bfloat16 and aligned and len(x) and hasattr(F, "grouped_mm") and _has_kernels(x.device)):
+        return looped_matmul(x, weight, counts)
+    return GroupedKernels(product, product)(x, weight, counts.on_device)
+
+
+def _add_product(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
+    """Add a product of half-precision numbers that is summed in float32; float32 ones as they are."""
+    import torch
+
+    if b.dtype == torch.float32:
+        torch_add_product(total, a, b)
+    else:
+        total.add_(torch.mm(a.to(b.dtype), b, out_dtype=torch.float32))
+
+
 CUDA = Platform(
     name="cuda",
     device_type="cuda",
@@ -109,6 +148,9 @@ CUDA = Platform(
     missing=_missing,
     claim=lazily("torch.cuda:set_device"),
     attention=_prepare_attention,
+    grouped_matmul=_grouped_matmul,
+    add_product=_add_product,
+    fused_adamw=True,
     memory_bytes=_used_bytes,
     peak_memory_bytes=_peak_bytes,
     free_and_total_bytes=lazily("torch.cuda:mem_get_info"),

@@ -15,15 +15,27 @@ from packaging.version import Version
 
 from spmd_rl.platforms.attention_layout import Attend, AttentionLayout
 from spmd_rl.platforms.kernels import Kernels
-from spmd_rl.platforms.platform import Platform, Profile, RefusedVariable, lazily
+from spmd_rl.platforms.platform import (
+    Platform,
+    Profile,
+    RefusedVariable,
+    lazily,
+    torch_rotate,
+    torch_weighted_swiglu,
+)
 
 if TYPE_CHECKING:
     import torch
 
     from spmd_rl.models.model_shape import ModelShape
+    from spmd_rl.platforms.grouped_matmul import ExpertCounts
 
 # The fused attention takes at most so many sequences in a call.
 _SEQUENCES = 1000
+# The fused rotation takes fewer values of a head.
+_ROTATED = 896
+# The fused product of experts takes at most so many of them.
+_GROUPS = 1024
 
 
 # A capability that Megatron-Core may ask for; earlier versions of torch_npu do not read the variable.
@@ -200,6 +212,44 @@ def _rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Te
     return torch_npu.npu_rms_norm(x, weight, epsilon=epsilon)[0]
 
 
+def _grouped_matmul(x: torch.Tensor, weight: torch.Tensor, counts: ExpertCounts) -> torch.Tensor:
+    """Multiply with one kernel for all experts; what it has no form for goes expert by expert.
+
+    group_type says what is split among the experts: 0 the rows of the product, 2 what is summed over; group_list_type 1
+    that the list has counts.
+    """
+    import torch_npu
+
+    from spmd_rl.platforms.grouped_matmul import GroupedKernels, looped_matmul
+
+    def product(x: torch.Tensor, y: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        split = {"split_item": 2, "group_type": 0} if y.dim() == 3 else {"split_item": 3, "group_type": 2}
+        (out,) = torch_npu.npu_grouped_matmul([x], [y], group_list=counts, group_list_type=1, **split)
+        return out
+
+    if not len(x) or len(weight) > _GROUPS:
+        return looped_matmul(x, weight, counts)
+    return GroupedKernels(product, product)(x, weight, counts.on_device)
+
+
+def _rotate(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
+    """Turn the halves with one kernel, for an even number of values below 896."""
+    import torch_npu
+
+    if x.shape[-1] >= _ROTATED:
+        return torch_rotate(x, cosines, sines)
+    return torch_npu.npu_rotary_mul(*(part.contiguous()[None] for part in (x, cosines, sines)))[0]
+
+
+def _weighted_swiglu(x: torch.Tensor, probs: torch.Tensor) -> torch.Tensor:
+    """Return the fused gate, which takes no empty tensor, times the weights of the experts."""
+    import torch_npu
+
+    if not x.numel():
+        return torch_weighted_swiglu(x, probs)
+    return (torch_npu.npu_swiglu(x, dim=-1) * probs[:, None]).to(x.dtype)
+
+
 NPU = Platform(
     name="npu",
     device_type="npu",
@@ -221,6 +271,10 @@ NPU = Platform(
     claim=_claim,
     attention=_prepare_attention,
     rms_norm=_rms_norm,
+    grouped_matmul=_grouped_matmul,
+    weighted_swiglu=_weighted_swiglu,
+    rotate=_rotate,
+    fused_adamw=True,
     more_environment=_environment,
     model_environment=_model_environment,
     refused_environment={

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from spmd_rl.models.model_shape import ModelShape
     from spmd_rl.platforms.attention_layout import Attend, AttentionLayout
     from spmd_rl.platforms.cpu_peer_memory import PeerMemory
+    from spmd_rl.platforms.grouped_matmul import ExpertCounts
 
 RowSums = Callable[..., None]
 """A compiled loop, see platforms/cpu_row_sums.py."""
@@ -36,6 +37,28 @@ def torch_rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> tor
     import torch.nn.functional as F
 
     return F.rms_norm(x, (x.shape[-1],), weight, epsilon)
+
+
+def torch_rotate(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
+    """Turn the halves of the last dimension of x [T, heads, d] by each token's angles [T, 1, d]."""
+    import torch
+
+    first, second = x.chunk(2, dim=-1)
+    return x * cosines + torch.cat((-second, first), dim=-1) * sines
+
+
+def torch_add_product(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
+    """Add a @ b, in float32, to a total in float32."""
+    total.addmm_(a.float(), b.float())
+
+
+def torch_weighted_swiglu(x: torch.Tensor, probs: torch.Tensor) -> torch.Tensor:
+    """x [T, 2I], gate before up; probs [T] -> silu(gate) * up * probs [T, I], in the dtype of x."""
+    import torch.nn.functional as F
+
+    gate, up = x.chunk(2, dim=-1)
+    inner = F.silu(gate) * up
+    return (inner * probs[:, None]).to(inner.dtype)
 
 
 class Profile(Protocol):
@@ -126,6 +149,18 @@ class Platform:
     kernels: Kernels = Kernels()
     rms_norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor] = torch_rms_norm
     """(x [..., H], weight [H], epsilon) -> [..., H]."""
+    grouped_matmul: Callable[[torch.Tensor, torch.Tensor, ExpertCounts], torch.Tensor] = lazily(
+        "spmd_rl.platforms.grouped_matmul:looped_matmul"
+    )
+    """(x [T, K], whose rows lie expert by expert; weight [E, N, K]; rows of each expert) -> [T, N]."""
+    rotate: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor] = torch_rotate
+    """(x [T, heads, d], cosines [T, 1, d], sines [T, 1, d]) -> x, its halves turned."""
+    add_product: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None] = torch_add_product
+    """(total [M, N] float32, a [M, K] float32, b [K, N] in the model's dtype): total += a @ b, summed in float32."""
+    fused_adamw: bool = False
+    """torch's AdamW has one kernel here, that reads parameter, gradient and moments once."""
+    weighted_swiglu: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = torch_weighted_swiglu
+    """(x [T, 2I], gate before up; probs [T]) -> silu(gate) * up * probs [T, I]."""
     offloads: bool = True
     """Tensors can leave the device for (pinned) host memory; on a CPU they are there anyway."""
     synchronize: Callable[[], None] = lambda: None
@@ -151,6 +186,8 @@ class Platform:
     """(shapes, stacks, memory) -> a profile of what is done inside of it."""
     engine_graphs: bool = True
     """The engine can run a device's graphs (rollout.eager)."""
+    engine_returns_experts: bool = True
+    """vLLM itself says which experts each token was sent to; elsewhere rollout/expert_capture.py reads its routers."""
     engine_sleeps: bool = True
     """vLLM's sleep mode releases weights and cache; elsewhere rollout/packed_weights.py does, on a CPU."""
     after_engine_start: Callable[[], None] = lambda: None

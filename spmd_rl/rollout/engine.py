@@ -13,6 +13,7 @@ from spmd_rl.distributed.status import set_status
 from spmd_rl.models.model_shape import ModelShape
 from spmd_rl.platforms.platform import Platform
 from spmd_rl.rollout.engine_weights import SleepMode, Weights
+from spmd_rl.rollout.expert_capture import ExpertCapture
 from spmd_rl.rollout.images import ImageFeatures, image_options, with_images
 from spmd_rl.rollout.options import memory_of_engine, model_options
 from spmd_rl.rollout.packed_weights import OwnStorages
@@ -41,10 +42,12 @@ class Engine:
         weight_bytes: int = 0,
         images_per_prompt: int = 1,
         switches: Mapping[str, object] = {"enable_prefix_caching": True},
+        replay: bool = False,
     ):
         """`max_tokens`: the longest prompt with its response. `needs_text`: stop strings make the engine detokenize,
         with `skip_special_tokens` or without. `end_ids`: end every response. `weight_bytes`: this rank's.
-        `switches`: more options of `vllm.LLM` (options.switches), which win.
+        `switches`: more options of `vllm.LLM` (options.switches), which win. `replay`: samples say which experts each
+        of their tokens was sent to.
 
         Raises ValueError where vLLM cannot run such a model on this machine.
         """
@@ -54,6 +57,8 @@ class Engine:
             options |= {"gpu_memory_utilization": share}
         options |= {"max_num_batched_tokens": max(2048, max_tokens), **image_options(shape, images_per_prompt)}
         options |= switches
+        if replay and platform.engine_returns_experts:
+            options["enable_return_routed_experts"] = True
         from vllm import LLM
 
         self.llm = LLM(
@@ -84,7 +89,15 @@ class Engine:
         self.features = None if shape.vision is None else ImageFeatures(runner.get_model())
         self.memory = (SleepMode if platform.engine_sleeps else OwnStorages)(self.llm, runner)
         self.weights: Weights = self.memory.weights
+        self._replay = replay
+        self._capture: ExpertCapture | None = None
+        if replay and not platform.engine_returns_experts:
+            self._capture = ExpertCapture(runner, shape.layers, self._block_tokens)
         platform.after_engine_start()
+
+    @property
+    def _block_tokens(self) -> int:
+        return int(self.llm.llm_engine.vllm_config.cache_config.block_size)
 
     @property
     def _runner(self) -> Any:
@@ -109,6 +122,8 @@ class Engine:
             self.memory.wake_cache()
             self.asleep = False
         self.llm.reset_prefix_cache()
+        if self._capture is not None:
+            self._capture.forget_cache()
         if self.features is not None:
             self.llm.llm_engine.reset_encoder_cache()
 
@@ -136,6 +151,8 @@ class Engine:
         waiting: dict[str, Request] = {}
         for request in requests:
             waiting[str(request.id)] = request
+            if self._capture is not None:
+                self._capture.begin(str(request.id), request.prompt, len(request.prompt) + sampling.max_tokens)
             self._add(request, sampling, logprobs=0, flat_logprobs=True, output_kind="FINAL_ONLY")
         count, steps = len(waiting), 0
         while engine.has_unfinished_requests():
@@ -144,9 +161,19 @@ class Engine:
             set_status(doing=f"engine step {steps}, request {oldest}; {count - len(waiting)} of {count} finished")
             for output in engine.step():
                 if output.finished:
-                    finished(_completion(waiting.pop(output.request_id), output))
+                    finished(_completion(waiting.pop(output.request_id), output, self._experts_of(output)))
         set_status(doing="")
         assert not waiting, f"the engine lost {len(waiting)} requests"
+
+    def _experts_of(self, output: Any) -> dict[str, torch.Tensor]:
+        """Return the field of a finished sample that says its tokens' experts; nothing where none is asked for."""
+        if not self._replay:
+            return {}
+        sample, tokens = output.outputs[0], len(output.prompt_token_ids) + len(output.outputs[0].token_ids) - 1
+        if self._capture is not None:
+            return {"routed_experts": self._capture.end(output.request_id, tokens)}
+        assert sample.routed_experts is not None and len(sample.routed_experts) >= tokens
+        return {"routed_experts": torch.from_numpy(sample.routed_experts[:tokens].astype("int16"))}
 
     def stream(self, request: Request, sampling: SamplingParams, made: Callable[[list[int]], bool]) -> str:
         """Run one request; `made` is called after each step with the tokens that are new, and stops it with True.
@@ -196,14 +223,14 @@ class Engine:
         )
 
 
-def _completion(request: Request, output: Any) -> Completion:
+def _completion(request: Request, output: Any, experts: Mapping[str, torch.Tensor]) -> Completion:
     sample = output.outputs[0]
     tokens = torch.tensor(list(sample.token_ids), dtype=torch.int32)
     flat = sample.logprobs
     # One entry a position: the sampled token's.
     logprobs = torch.tensor([flat.logprobs[start] for start in flat.start_indices], dtype=torch.float32)
     assert len(logprobs) == len(tokens)
-    shown = request.images.fields if request.images else {}
+    shown = {**(request.images.fields if request.images else {}), **experts}
     return Completion(
         Sample.of(
             request.id, torch.tensor(request.prompt, dtype=torch.int32), tokens, rollout_logprobs=logprobs, **shown

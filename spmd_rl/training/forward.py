@@ -43,12 +43,13 @@ class LogprobHead:
         return token_logprobs(
             # gather_hidden is a collective of the tensor group: a micro-batch without samples takes part in it.
             last.gather_hidden(hidden).index_select(0, packed.predictors),
-            last.output_weight()[:real_rows],
+            last.output_weight(),
             packed.targets,
             self.temperature,
             first_row,
             place.tensor_group,
             self.chunk_tokens,
+            real_rows,
         )
 
 

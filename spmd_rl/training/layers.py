@@ -13,18 +13,18 @@ from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubm
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.mlp import MLP, MLPSubmodules
-from megatron.core.transformer.moe.experts import SequentialMLP
 from megatron.core.transformer.moe.moe_layer import MoELayer, MoESubmodules
 from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.moe.shared_experts import SharedExpertMLP
 from megatron.core.transformer.multi_latent_attention import MLASelfAttention, MLASelfAttentionSubmodules
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import TransformerConfig
-from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
+from megatron.core.transformer.transformer_layer import TransformerLayerSubmodules
 
 from spmd_rl.platforms import current
 from spmd_rl.training.attention import PackedAttention
 from spmd_rl.training.expert_balance import BalancingRouter
+from spmd_rl.training.experts import GroupedExperts, Layer
 
 
 class RMSNorm(torch.nn.Module):
@@ -44,7 +44,7 @@ class RMSNorm(torch.nn.Module):
 def layer_spec(config: TransformerConfig, sparse: bool) -> ModuleSpec:
     """One layer, whose feed-forward block is one of experts (`sparse`) or an ordinary one."""
     return ModuleSpec(
-        TransformerLayer,
+        Layer,
         submodules=TransformerLayerSubmodules(
             input_layernorm=RMSNorm,
             self_attention=_latent_attention(config) if config.multi_latent_attention else _attention(config),
@@ -99,7 +99,7 @@ def _experts(config: TransformerConfig) -> ModuleSpec:
     return ModuleSpec(
         MoELayer,
         submodules=MoESubmodules(
-            experts=ModuleSpec(SequentialMLP, submodules=_feed_forward()),
+            experts=ModuleSpec(GroupedExperts),
             shared_experts=ModuleSpec(SharedExpertMLP, submodules=_feed_forward()),
             router=TopKRouter if config.moe_router_load_balancing_type == "none" else BalancingRouter,
         ),
@@ -110,8 +110,7 @@ def mark_parameters(model: torch.nn.Module) -> None:
     """Mark on each parameter which ranks hold what of it, where Megatron leaves that out.
 
     Megatron marks tensor-parallel shards only when it also initialises them, and without the marks the gradient norm
-    counts the shards of tensor rank 0 alone. It marks experts as such only where expert parallelism is on, and without
-    that mark the gradients of experts that are whole on each tensor rank are not summed over those ranks.
+    counts the shards of tensor rank 0 alone. Experts mark their own, see training/experts.py.
     """
     for module in model.modules():
         if isinstance(module, ColumnParallelLinear | VocabParallelEmbedding):
@@ -123,7 +122,3 @@ def mark_parameters(model: torch.nn.Module) -> None:
         for parameter in (module.weight, getattr(module, "bias", None) if dimension == 0 else None):
             if parameter is not None and not hasattr(parameter, "tensor_model_parallel"):
                 set_tensor_model_parallel_attributes(parameter, True, dimension, 1)
-    for module in model.modules():
-        if isinstance(module, SequentialMLP):
-            for parameter in module.parameters():
-                parameter.allreduce = False

@@ -12,6 +12,7 @@ from spmd_rl.config.config import TrainConfig
 from spmd_rl.data.answers import Learned, largest
 from spmd_rl.distributed.status import doing
 from spmd_rl.training.expert_balance import ExpertBalance
+from spmd_rl.training.experts import load_imbalance
 from spmd_rl.training.forward import run_passes
 from spmd_rl.training.offload import Releasable, gradient_buffers
 from spmd_rl.training.optimizer import Optimizer, OptimizerSettings, wrap_for_gradients
@@ -64,7 +65,7 @@ class Learner:
 
     def learn(self, packs: Sequence[Packed], loss: Loss, rate: float, limits: Limits = NO_LIMITS) -> Learned:
         """Make one optimizer step on these micro-batches; the loss is the sum of its totals over all ranks."""
-        model, sums, maxima = self.model, dict[str, float](), dict[str, float]()
+        model, told = self.model, list[LossResult]()
         losses: list[tuple[Packed, torch.Tensor]] = []
         self.gradients.restore()
         self.optimizer.zero_gradients()
@@ -74,17 +75,17 @@ class Learner:
                 return rows[0].sum()
             result = loss(packed, *rows)
             if model.place.reports:
-                for name, value in result.sums.items():
-                    sums[name] = sums.get(name, 0.0) + float(value)
-                for name, value in result.maxima.items():
-                    maxima[name] = max(maxima.get(name, 0.0), float(value))
+                told.append(LossResult(torch.zeros(()), result.sums, result.maxima))
                 if result.losses is not None:
                     losses.append((packed, result.losses))
             return result.total
 
         self.balance.begin(packs)
         run_passes(self.wrapped, model.module.last, model.place, packs, model.head, use, backward=True)
+        sums, maxima = _read(told)
         sums |= self.balance.end()
+        if model.shape.head == "lm" and (imbalance := load_imbalance(model.module.layers)) is not None:
+            maxima["moe/load_imbalance"] = imbalance
         with doing("optimizer step"), self.optimizer.on_device():
             beyond = "" if limits.kl is None else self._beyond_kl(sums, limits.kl)
             bound = math.inf if limits.grad_norm is None else limits.grad_norm
@@ -130,6 +131,19 @@ class Learner:
     def onload(self) -> None:
         """Take the device back: the weights; the gradients are zeroed before they are used."""
         self.model.onload()
+
+
+def _read(told: Sequence[LossResult]) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the sums and maxima over micro-batches: the device is waited for once."""
+    numbers = [value.detach().float() for one in told for value in (*one.sums.values(), *one.maxima.values())]
+    on_host = iter(torch.stack(numbers).tolist() if numbers else ())
+    sums, maxima = dict[str, float](), dict[str, float]()
+    for one in told:
+        for name in one.sums:
+            sums[name] = sums.get(name, 0.0) + next(on_host)
+        for name in one.maxima:
+            maxima[name] = max(maxima.get(name, 0.0), next(on_host))
+    return sums, maxima
 
 
 def suspects(losses: Sequence[tuple[Packed, torch.Tensor]]) -> list[tuple[int, float]]:

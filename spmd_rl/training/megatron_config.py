@@ -10,7 +10,6 @@ from spmd_rl.config.config import TrainConfig
 from spmd_rl.distributed.layout import TrainLayout
 from spmd_rl.models.blocks import Experts, LatentAttention
 from spmd_rl.models.model_shape import ModelShape
-from spmd_rl.training.rotary import angle_factor
 
 
 def transformer_config(
@@ -24,7 +23,7 @@ def transformer_config(
         options |= _experts(shape.experts, layout, train.moe_aux_loss_coefficient > 0.0)
     if shape.mla is not None:
         options |= _latent_attention(shape, shape.mla)
-    config = (TransformerConfig if shape.mla is None else MLATransformerConfig)(
+    return (TransformerConfig if shape.mla is None else MLATransformerConfig)(
         num_layers=shape.layers,
         hidden_size=shape.hidden,
         num_attention_heads=shape.heads,
@@ -66,9 +65,6 @@ def transformer_config(
         persist_layer_norm=False,
         **options,
     )
-    if shape.mla is None and angle_factor(shape) != 1.0:
-        _multiply_angles(config, shape)
-    return config
 
 
 def _recomputed(train: TrainConfig) -> dict[str, Any]:
@@ -133,20 +129,9 @@ def _latent_attention(shape: ModelShape, mla: LatentAttention) -> dict[str, Any]
         "qk_head_dim": mla.nope_dim,
         "qk_pos_emb_head_dim": mla.rope_dim,
         "v_head_dim": mla.v_dim,
-        # Megatron's word for a rotary module that gives a factor with the angles, as LatentRotary does for all kinds.
+        # Megatron's word for a rotary module that gives a factor beside its table, as LatentRotary does for all kinds.
         "rope_type": "yarn",
         # All that these two still decide is the scale of the softmax.
         "rotary_scaling_factor": scaling["factor"] if yarn else 1.0,
         "mscale_all_dim": (scaling.get("mscale_all_dim") or 0.0) if yarn else 0.0,
     }
-
-
-def _multiply_angles(config: TransformerConfig, shape: ModelShape) -> None:
-    """Ordinary attention asks these fields, which are not among the declared ones, for YaRN's factor."""
-    scaling = shape.rope_scaling or {}
-    if scaling.get("attention_factor") is not None:
-        raise ValueError("model.path: attention_factor of yarn in config.json is not supported; leave it out")
-    config.yarn_rotary_scaling_factor = scaling["factor"]
-    both = scaling.get("mscale") and scaling.get("mscale_all_dim")
-    config.yarn_mscale = scaling["mscale"] if both else None
-    config.yarn_mscale_all_dim = scaling["mscale_all_dim"] if both else None

@@ -13,6 +13,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from spmd_rl.distributed.layout import TrainLayout
 from spmd_rl.models.model_shape import ModelShape
+from spmd_rl.training.experts import Layer
 from spmd_rl.training.layers import RMSNorm, layer_spec, mark_parameters
 from spmd_rl.training.packing import PackedTokens
 from spmd_rl.training.rotary import LatentRotary, PositionRotary, angle_factor, inverse_frequencies
@@ -80,6 +81,11 @@ class ModelChunks(torch.nn.ModuleList):
         """The chunk that has the output layer, on the last stage."""
         return self[-1]
 
+    @property
+    def layers(self) -> list[Layer]:
+        """Return the layers of all chunks."""
+        return [layer for chunk in self for layer in chunk.decoder.layers]
+
     def named(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
         """The parameters, named as in `weights`."""
         return (self if len(self) > 1 else self[0]).named_parameters()
@@ -93,6 +99,12 @@ class ModelChunks(torch.nn.ModuleList):
         parameters = {name: parameter.data for name, parameter in self.named()}
         # Not trained, and yet of the model: the bias in the choice of experts.
         return parameters | {name: bias for name, bias in inside.named_buffers() if name.endswith(".expert_bias")}
+
+
+def replay_experts(model: ModelChunks) -> None:
+    """Have samples say which experts their tokens go to, where they do."""
+    for layer in model.layers:
+        layer.replay()
 
 
 def build_model(shape: ModelShape, layout: TrainLayout, config: TransformerConfig) -> ModelChunks:
@@ -124,11 +136,11 @@ def _build_chunk(shape: ModelShape, layers: range, config: TransformerConfig, nu
     )
     if shape.vision is not None and chunk.pre_process:
         chunk.visual, chunk.features = build_tower(shape, config.params_dtype), Features()
-    frequencies = inverse_frequencies(shape)
+    turns = inverse_frequencies(shape), angle_factor(shape), config.params_dtype
     if shape.mla is None:
-        chunk.rotary_pos_emb = PositionRotary(frequencies, shape.rope_axes)
+        chunk.rotary_pos_emb = PositionRotary(*turns, shape.rope_axes)
     else:
-        rotary = LatentRotary(frequencies, angle_factor(shape))
+        rotary = LatentRotary(*turns)
         for layer in chunk.decoder.layers:
             layer.self_attention.rotary_pos_emb = rotary
     if shape.head == "value" and chunk.post_process:

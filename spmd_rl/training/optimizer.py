@@ -12,6 +12,7 @@ from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 
 from spmd_rl.config.config import TrainConfig
 from spmd_rl.config.critic_config import CriticConfig
+from spmd_rl.platforms import current
 from spmd_rl.training.model import ModelChunks
 from spmd_rl.training.offload import Offloaded
 
@@ -85,6 +86,9 @@ class Optimizer:
         """
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate * group.get("lr_mult", 1.0)
+            # A checkpoint says this too, of the machine that wrote it.
+            group["fused"], group["foreach"] = current().fused_adamw, None
+        self._count_on_device()
         found_inf = self.optimizer.prepare_grads()
         norm = float(self.optimizer.get_grad_norm())
         if found_inf or not math.isfinite(norm) or norm > bound:
@@ -94,6 +98,15 @@ class Optimizer:
             if self.clip_grad > 0.0 and parameters:
                 clip_grad_by_total_norm_fp32(parameters, max_norm=self.clip_grad, total_norm=norm)
         return bool(self.optimizer.step_with_ready_grads()), norm
+
+    def _count_on_device(self) -> None:
+        """Have the counts of steps where the kernel reads them: another machine's checkpoint has them on the host."""
+        if not current().fused_adamw:
+            return
+        for inner in self.distributed:
+            for parameter, state in inner.optimizer.state.items():
+                if "step" in state:
+                    state["step"] = state["step"].to(parameter.device, torch.float32)
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield what this rank's part of the optimizer remembers, by its name."""

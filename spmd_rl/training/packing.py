@@ -14,6 +14,7 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from spmd_rl.distributed.sample import Sample
 from spmd_rl.platforms import current
 from spmd_rl.platforms.attention_layout import Attend, AttentionLayout, QuerySequence
+from spmd_rl.training.expert_replay import choices_of
 from spmd_rl.training.vision import ImageLayout, Images, Pixels, pixels_of
 
 
@@ -27,6 +28,8 @@ class PackedTokens(PackedSeqParams):
     """Position of each token of this rank's chunk in its own sequence [C]; where samples of the micro-batch have
     positions of their own, along time, height and width [3, C]."""
     images: Images | None = None
+    experts: torch.Tensor | None = None
+    """The experts that vLLM chose for each token of the chunk [C, layers, k], where samples say them."""
 
 
 @dataclass
@@ -84,24 +87,23 @@ def pack(
     sequences: list[QuerySequence] = []
     samples: list[Sample] = []
     images = ImageLayout(pixels)
+    routed: list[tuple[Sample | None, slice]] = []
     threefold = any("positions" in sample.fields for group in groups for sample in group)
     cursor = 0
 
-    def lay(tokens: torch.Tensor, first_position: int, own: torch.Tensor | None = None) -> int:
+    def lay(tokens: torch.Tensor, first_position: int, of: Sample | None, own: torch.Tensor | None = None) -> int:
         nonlocal cursor
-        start = cursor
+        routed.append((of, slice(first_position, first_position + len(tokens))))
         pieces.append(tokens)
-        if own is None:
-            own = torch.arange(first_position, first_position + len(tokens))
-            own = own.expand(3, -1) if threefold else own
-        positions.append(own)
+        plain = torch.arange(first_position, first_position + len(tokens))
+        positions.append((plain.expand(3, -1) if threefold else plain) if own is None else own)
         cursor += len(tokens)
-        return start
+        return cursor - len(tokens)
 
     for group in groups:
         for sharing in [list(group)] if share_prompts and len(group) > 1 else [[sample] for sample in group]:
             prompt, own = sharing[0].prompt, sharing[0].fields.get("positions")
-            start = lay(prompt, 0, own)
+            start = lay(prompt, 0, sharing[0], own)
             images.lay(sharing[0], start, again=sharing[0] is not group[0])
             after = len(prompt) if own is None else int(own.max()) + 1
             shared = slice(start, cursor)
@@ -109,7 +111,7 @@ def pack(
                 sequences.append(QuerySequence(start, cursor))
             for sample in sharing:
                 response = sample.response
-                response_start = lay(response[:-1], after)
+                response_start = lay(response[:-1], after, sample)
                 if len(sharing) == 1:
                     sequences.append(QuerySequence(start, cursor))
                 elif cursor > response_start:
@@ -123,7 +125,7 @@ def pack(
     real, whole = cursor, multiple * chunks
     padding = -cursor % whole if cursor else whole
     if padding:
-        sequences.append(QuerySequence(lay(torch.zeros(padding, dtype=torch.int64), 0), cursor))
+        sequences.append(QuerySequence(lay(torch.zeros(padding, dtype=torch.int64), 0, None), cursor))
     size = cursor // chunks
     start, end = size * chunk, size * (chunk + 1)
     nothing = torch.zeros(0, dtype=torch.int64)
@@ -141,14 +143,17 @@ def pack(
             current().attention(AttentionLayout(tuple(sequences), device)),
             torch.cat(positions, dim=-1)[..., start:end].to(device),
             images.of_chunk(start, end, device),
+            choices_of(routed, slice(start, end), device),
         ),
         padding_tokens=max(0, end - max(start, real)),
     )
 
 
-def _params(size: int, attend: Attend, positions: torch.Tensor, images: Images | None) -> PackedTokens:
+def _params(
+    size: int, attend: Attend, positions: torch.Tensor, images: Images | None, experts: torch.Tensor | None
+) -> PackedTokens:
     """Say that the chunk is one sequence: rotary angles are given per token, and the attention has its own layout."""
-    length = torch.tensor([0, size], dtype=torch.int32, device=positions.device)
+    length = torch.tensor([0, size], dtype=torch.int32)  # on the host: whoever reads it does not wait for the device
     return PackedTokens(
         qkv_format="thd",
         cu_seqlens_q=length,
@@ -158,4 +163,5 @@ def _params(size: int, attend: Attend, positions: torch.Tensor, images: Images |
         attend=attend,
         positions=positions,
         images=images,
+        experts=experts,
     )

@@ -11,17 +11,21 @@ from spmd_rl.training.packing import PackedTokens
 
 
 class PositionRotary(torch.nn.Module):
-    """Rotary angles at the positions that the packed tokens name, instead of at 0..T-1.
+    """Sines and cosines of the positions that the packed tokens name, once for all layers.
 
     Stands where Megatron's RotaryEmbedding would; what Megatron passes from `get_rotary_seq_len` to `forward` as a
-    length are here the positions themselves.
+    length are here the positions themselves, and what its layers get as angles are cosines beside sines: the patch of
+    its `apply_rotary_pos_emb` turns queries and keys by them.
     """
 
-    def __init__(self, inverse_frequencies: torch.Tensor, axes: Sequence[int] = ()):
-        """`axes`: of each frequency, the position that turns it where tokens have three, see ModelShape.rope_axes."""
+    def __init__(self, inverse_frequencies: torch.Tensor, factor: float, dtype: torch.dtype, axes: Sequence[int] = ()):
+        """`factor`: of sine and cosine. `axes`: of each frequency, the position that turns it where tokens have three,
+        see ModelShape.rope_axes.
+        """
         super().__init__()
         self.register_buffer("inverse_frequencies", inverse_frequencies, persistent=False)
-        self.axes = list(axes)
+        self.factor, self.dtype, self.axes = factor, dtype, list(axes)
+        self._last: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def get_rotary_seq_len(
         self, inference: object, decoder: object, decoder_input: object, config: Any, packed: PackedTokens
@@ -29,24 +33,26 @@ class PositionRotary(torch.nn.Module):
         return packed.positions
 
     def forward(self, positions: torch.Tensor, packed_seq: bool = True, cp_group: object = None) -> Any:
-        """positions [T] or [3, T] -> angles [T, 1, 1, d]."""
+        """positions [T] or [3, T] -> cosines and sines [T, 1, 2d]."""
+        if self._last is None or self._last[0] is not positions:
+            self._last = positions, self._turns(positions)
+        return self._last[1]
+
+    def _turns(self, positions: torch.Tensor) -> torch.Tensor:
         if positions.dim() == 2:
             angles = positions[self.axes].T.float() * self.inverse_frequencies  # [T, d/2]
         else:
             angles = torch.outer(positions.float(), self.inverse_frequencies)  # [T, d/2]
-        return torch.cat((angles, angles), dim=-1)[:, None, None]
+        parts = [(turn(angles) * self.factor).to(self.dtype) for turn in (torch.cos, torch.sin)]
+        return torch.cat([part for part in parts for _ in range(2)], dim=-1)[:, None]
 
 
 class LatentRotary(PositionRotary):
-    """The same for latent attention, which asks for the factor on sine and cosine together with the angles."""
-
-    def __init__(self, inverse_frequencies: torch.Tensor, factor: float):
-        super().__init__(inverse_frequencies)
-        self.factor = factor
+    """The same for latent attention, whose layers ask for it one by one, and for a factor beside it."""
 
     def forward(self, positions: torch.Tensor, packed_seq: bool = True, cp_group: object = None) -> Any:
-        """positions [T] -> (angles [T, 1, 1, d], factor)."""
-        return super().forward(positions), self.factor
+        """positions [T] -> (cosines and sines [T, 1, 2d], 1: the factor is in them)."""
+        return super().forward(positions), 1.0
 
 
 def inverse_frequencies(shape: ModelShape) -> torch.Tensor:

@@ -72,6 +72,7 @@ class BaseWorker:
             weights,
             config.data.images_per_prompt,
             switches(config.rollout, platform),
+            getattr(config.rollout, "router_replay", False),
         )
         set_status(doing="")
         text = ResponseText(tokenizer, tuple(ends), config.rollout.skip_special_tokens)

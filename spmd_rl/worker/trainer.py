@@ -18,6 +18,7 @@ from spmd_rl.distributed.world import World
 from spmd_rl.models.model_shape import ModelShape
 from spmd_rl.training.critic import ValueLoss
 from spmd_rl.training.learner import Learner, Limits, Loss, take_turns
+from spmd_rl.training.model import replay_experts
 from spmd_rl.training.optimizer import OptimizerSettings
 from spmd_rl.training.packing import Packed, pack
 from spmd_rl.training.parallel import start_parallel
@@ -66,6 +67,8 @@ class Trainer:
         model, algorithm = config.model, config.algorithm
         loss = PolicyLoss(find_loss(algorithm), find_correction(algorithm))
         self.add("policy", self.built(model.path, shape), loss)
+        if config.rollout.router_replay:
+            replay_experts(self.models["policy"].module)
         if algorithm.uses_reference:
             self.add("reference", self.built(model.reference_path or model.path, shape))
         if algorithm.uses_critic:

@@ -124,7 +124,7 @@ TYPED = {
 
 @pytest.fixture
 def wrong(here, monkeypatch):
-    """What the refused runs name."""
+    """Hold what the refused runs name."""
     Path("empty").mkdir()
     Path("bert").mkdir()
     Path("bert/config.json").write_text('{"architectures": ["BertForMaskedLM"], "model_type": "bert"}')

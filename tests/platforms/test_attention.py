@@ -134,11 +134,13 @@ def vendors_operators():
         spec.loader.exec_module(shim)
     finally:
         sys.path.remove(str(SHIM.parent))
-    return SimpleNamespace(npu_fusion_attention=shim.ref_fusion_attention, npu_rms_norm=shim.REFERENCE["npu_rms_norm"])
+    return SimpleNamespace(**shim.REFERENCE)
 
 
 def our_operators():
-    return SimpleNamespace(npu_fusion_attention=npu_fusion_attention, npu_rms_norm=npu_rms_norm)
+    return SimpleNamespace(
+        npu_fusion_attention=npu_fusion_attention, npu_rms_norm=npu_rms_norm, npu_rotary_mul=npu_rotary_mul
+    )
 
 
 @pytest.fixture(params=[our_operators, vendors_operators])
@@ -161,3 +163,25 @@ def test_more_sequences_than_the_fused_attention_takes_go_in_several_calls(torch
 def test_the_norm_of_npus_is_torchs(torch_npu):
     x, weight = torch.randn(6, 1, 32), torch.randn(32)
     assert torch.allclose(NPU.rms_norm(x, weight, 1e-5), CPU.rms_norm(x, weight, 1e-5), atol=1e-6)
+
+
+def npu_rotary_mul(x, cosines, sines):
+    """The NPU's operator, held to its documentation."""
+    assert x.dim() in (3, 4) and x.shape[-1] % 2 == 0 and x.shape[-1] < 896
+    first, second = x.chunk(2, -1)
+    return x * cosines + torch.cat((-second, first), -1) * sines
+
+
+@pytest.mark.parametrize("width", [16, 896])
+def test_npus_turn_queries_as_torch_does(torch_npu, monkeypatch, width):
+    """From 896 values of a head on, without the kernel."""
+    x, angles = torch.randn(5, 3, width, requires_grad=True), torch.randn(5, 1, width)
+    table = torch.cat((angles.cos(), angles.sin()), -1).chunk(2, -1)
+    found, wanted = NPU.rotate(x, *table), CPU.rotate(x, *table)
+    assert torch.allclose(found, wanted, atol=1e-6) and found.shape == x.shape
+    gradients = [torch.autograd.grad(one.sum(), x)[0] for one in (found, wanted)]
+    assert torch.allclose(*gradients, atol=1e-5)
+
+
+def test_the_causal_mask_of_npus_is_made_once_a_device(torch_npu):
+    assert npu._causal_mask(torch.device("cpu")) is npu._causal_mask(torch.device("cpu"))

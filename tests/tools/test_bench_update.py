@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 NOT_NEEDED = ("vllm", "tyro", "wandb", "math_verify", "reasoning_gym", "plotext", "rich")
 """Packages that an image with torch and transformers lacks, and that only training never asks for."""
 PARTS = {"log-probabilities as transformers'": 4, "a shared prompt's gradient": 2, "offload": 1, "speed": 1}
+PARTS |= {"waits of a micro-batch, scored and learned": 1, "head": 1, "attention": 0, "experts": 1}
 
 
 @pytest.mark.spmd

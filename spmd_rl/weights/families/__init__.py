@@ -8,7 +8,7 @@ from typing import Any
 from spmd_rl.distributed.layout import RolloutLayout, TrainLayout
 from spmd_rl.models import FAMILIES
 from spmd_rl.models.weight_rows import Row, Sizes, dimensions
-from spmd_rl.weights.families.cutters import MEGATRON_CUTS, VLLM_CUTS, boxes
+from spmd_rl.weights.families.cutters import MEGATRON_CUTS, VLLM_CUTS, Cutter, boxes
 from spmd_rl.weights.transfer.boxes import Index, Piece, Shard, whole
 
 # The fields of a shape that a shard depends on: what the caches below are keyed by (a shape may hold a dict).
@@ -87,13 +87,14 @@ def _megatron_shard(
         for row, layer in _walk(shape, layers, chunk == 0, chunk == len(chunks) - 1):
             if row.megatron is None or (row.copy and len(chunks) == 1):
                 continue
-            cutter = MEGATRON_CUTS[row.cut]
-            # local index of an expert, its number, and the ranks that share it
-            for local, e in enumerate(held) if row.experts else ((0, 0),):
-                name = prefix + row.megatron.format(i=layer, j=layer - layers.start, e=local)
-                shared = (expert_tensor_rank, expert_tensor) if row.experts else (tensor_rank, tensor)
-                params[name], more = cutter(name, boxes(row, lengths, layer, e), shape, *shared)
+            name, cutter = prefix + row.megatron.format(i=layer, j=layer - layers.start), MEGATRON_CUTS[row.cut]
+            if not row.experts:
+                params[name], more = cutter(name, boxes(row, lengths, layer), shape, tensor_rank, tensor)
                 pieces.extend(more)
+                continue
+            shared = expert_tensor_rank, expert_tensor
+            params[name], more = _stacked(row, name, cutter, lengths, layer, held, shape, shared)
+            pieces.extend(more)
     return Shard(params, tuple(pieces))
 
 
@@ -115,11 +116,27 @@ def _vllm_shard(key: _Key, tensor: int, tensor_rank: int, group: int, group_rank
             params[name], more = cutter(name, boxes(row, lengths, layer), shape, tensor_rank, tensor)
             pieces.extend(more)
             continue
-        for local, e in enumerate(held):
-            size, more = cutter(name, boxes(row, lengths, layer, e), shape, *shared)
-            params[name] = (len(held), *size)
-            pieces.extend(Piece(*piece.box, name, (local, *piece.at)) for piece in more)
+        params[name], more = _stacked(row, name, cutter, lengths, layer, held, shape, shared)
+        pieces.extend(more)
     return Shard(params, tuple(pieces))
+
+
+def _stacked(
+    row: Row,
+    name: str,
+    cutter: Cutter,
+    lengths: dict[str, int],
+    layer: int,
+    held: range,
+    shape: Sizes,
+    shared: tuple[int, int],
+) -> tuple[Index, list[Piece]]:
+    """Return a rank's experts as one parameter; `shared`: its place among the ranks that share each, their number."""
+    pieces: list[Piece] = []
+    for local, e in enumerate(held):
+        size, more = cutter(name, boxes(row, lengths, layer, e), shape, *shared)
+        pieces.extend(Piece(*piece.box, name, (local, *piece.at)) for piece in more)
+    return (len(held), *size), pieces
 
 
 def _experts_of(knob: str, shape: Sizes, size: int, rank: int) -> range:

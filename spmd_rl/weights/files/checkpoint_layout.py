@@ -17,7 +17,7 @@ from spmd_rl.weights.transfer.boxes import Box, Index, Piece, Shard, contains, i
 # What `sharded_state_dict(metadata=...)` has to be told for these keys; kept in the checkpoint for who loads it.
 CONTENT = {"non_homogeneous_layers": True, "singleton_local_shards": False}
 
-_EXPERT = re.compile(r"(.*\.mlp\.experts\.)local_experts\.(\d+)\.(.*)")
+_EXPERTS = re.compile(r"\.mlp\.experts\.(?=linear)")
 # Megatron's parallel layers save an empty "extra state" beside their weights and ask for it when they load; its
 # replicated layers and the output layer don't.
 _PARALLEL_LAYER = re.compile(r"(.*\.linear_(?!q_down|kv_down)\w+)\.weight")
@@ -29,15 +29,9 @@ def checkpoint_shard(shape: Sizes) -> Shard:
     params: dict[str, Index] = {}
     pieces: list[Piece] = []
     for name, size in alone.params.items():
-        expert = _EXPERT.fullmatch(name)
-        if expert is None:
-            params[name] = size
-            pieces.extend(alone.by_param[name])
-            continue
-        assert shape.experts is not None
-        key, e = f"{expert[1]}experts.{expert[3]}", int(expert[2])
-        params[key] = (shape.experts.count, *size)
-        pieces.extend(Piece(*piece.box, key, (e, *piece.at)) for piece in alone.by_param[name])
+        key = _EXPERTS.sub(".mlp.experts.experts.", name)
+        params[key] = size
+        pieces.extend(Piece(*piece.box, key, piece.at) for piece in alone.by_param[name])
     return Shard(params, tuple(pieces))
 
 

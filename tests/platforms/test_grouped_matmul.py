@@ -1,0 +1,106 @@
+"""The products of experts on every platform: a plain product for each, whoever has tokens and who has none."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spmd_rl.platforms import npu
+from spmd_rl.platforms.cpu import CPU
+from spmd_rl.platforms.cuda import CUDA
+from spmd_rl.platforms.grouped_matmul import ExpertCounts
+from spmd_rl.platforms.npu import NPU
+from tests.platforms.test_attention import vendors_operators
+
+COUNTS = [[5, 0, 3, 1], [0, 0, 0, 7], [4], [0, 2, 0], [0, 0]]
+
+
+def npu_grouped_matmul(x, weight, *, group_list, split_item, group_type, group_list_type):
+    """The NPU's operator, held to its documentation."""
+    assert len(x) == len(weight) == 1 and group_list_type == 1 and (split_item, group_type) in ((2, 0), (3, 2))
+    assert group_list.dtype == torch.int64 and len(group_list) <= 1024 and len(x[0]) and x[0].dtype == weight[0].dtype
+    counts = group_list.tolist()
+    if group_type == 0:
+        parts = [part @ own for part, own in zip(x[0].split(counts), weight[0], strict=True)]
+        return [torch.cat(parts)]
+    both = zip(x[0].split(counts, dim=1), weight[0].split(counts), counts, strict=True)
+    # What an expert without tokens has is not documented.
+    return [torch.stack([part @ own if count else torch.full_like(part @ own, 7.0) for part, own, count in both])]
+
+
+def npu_swiglu(x, dim=-1):
+    assert x.numel() and x.is_contiguous() and dim == -1
+    gate, up = x.chunk(2, dim)
+    return torch.nn.functional.silu(gate) * up
+
+
+@pytest.fixture(params=["ours", "vendor's"])
+def torch_npu(request, monkeypatch):
+    module = SimpleNamespace(npu_grouped_matmul=npu_grouped_matmul, npu_swiglu=npu_swiglu)
+    if request.param == "vendor's":
+        module = vendors_operators()
+    monkeypatch.setitem(sys.modules, "torch_npu", module)
+
+
+def check(matmul, counts, dtype=torch.float32, most=1e-5, inner=16, outer=24):
+    """The platform's values and both gradients against a product for each expert."""
+    x = torch.randn(sum(counts), inner, dtype=dtype, requires_grad=True)
+    weight = torch.randn(len(counts), outer, inner, dtype=dtype, requires_grad=True)
+    found = matmul(x, weight, ExpertCounts(torch.tensor(counts)))
+    wanted = torch.cat([part.float() @ own.float().T for part, own in zip(x.split(counts), weight, strict=True)])
+    assert found.dtype == dtype and found.shape == wanted.shape
+    toward = torch.randn_like(wanted)
+    mine = (found, *torch.autograd.grad(found, (x, weight), toward.to(dtype)))
+    theirs = (wanted, *torch.autograd.grad(wanted, (x, weight), toward))
+    for one, other in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(one.float(), other.float(), atol=most, rtol=most)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=9))
+def test_a_host_multiplies_expert_by_expert(counts):
+    check(CPU.grouped_matmul, counts)
+
+
+@pytest.mark.parametrize("counts", COUNTS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_gpu_takes_one_kernel_where_it_has_one(counts, dtype):
+    check(CUDA.grouped_matmul, counts, dtype, 1e-5 if dtype == torch.float32 else 2e-2)
+    # Rows of 18 bytes: no kernel.
+    check(CUDA.grouped_matmul, counts, dtype, 1e-5 if dtype == torch.float32 else 2e-2, inner=9)
+
+
+@pytest.mark.parametrize("counts", COUNTS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_npu_is_asked_as_its_vendor_documents_it(torch_npu, counts, dtype):
+    check(NPU.grouped_matmul, counts, dtype, 1e-5 if dtype == torch.float32 else 2e-2)
+
+
+def test_more_experts_than_the_npus_product_takes_go_one_by_one(torch_npu, monkeypatch):
+    monkeypatch.setattr(npu, "_GROUPS", 3)
+    monkeypatch.setattr(sys.modules["torch_npu"], "npu_grouped_matmul", None)
+    check(NPU.grouped_matmul, [2, 0, 1, 3])
+
+
+@pytest.mark.parametrize("tokens", [0, 5])
+@pytest.mark.parametrize("platform", [CPU, NPU], ids=lambda platform: platform.name)
+def test_the_gate_of_experts_is_weighed(torch_npu, platform, tokens):
+    x = torch.randn(tokens, 12, requires_grad=True)
+    probs = torch.rand(tokens, requires_grad=True)
+    gate, up = x.chunk(2, -1)
+    wanted = torch.nn.functional.silu(gate) * up * probs[:, None]
+    found = platform.weighted_swiglu(x, probs)
+    torch.testing.assert_close(found, wanted)
+    for one, other in zip(
+        torch.autograd.grad(found.sum(), (x, probs)), torch.autograd.grad(wanted.sum(), (x, probs)), strict=True
+    ):
+        torch.testing.assert_close(one, other)
+
+
+def test_the_host_is_asked_for_counts_once():
+    counts = ExpertCounts(torch.tensor([1, 2]))
+    assert counts.on_host is counts.on_host == [1, 2]
+    assert ExpertCounts(torch.tensor([1, 2]), [3, 4]).on_host == [3, 4]
