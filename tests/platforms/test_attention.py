@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fake_npu.operators import npu_fusion_attention, npu_rms_norm
 from spmd_rl.platforms import npu
 from spmd_rl.platforms.attention_layout import AttentionLayout, QuerySequence
 from spmd_rl.platforms.cpu import CPU
@@ -106,22 +107,6 @@ def test_flash_attention_on_gpus_is_called_as_torch_documents_it(monkeypatch, gr
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen_attn)
     monkeypatch.setattr("spmd_rl.platforms.cuda._has_flash", lambda: True)
     check(CUDA.attention, groups, 4, kv_heads, dtype=torch.bfloat16, most=0.1)
-
-
-def npu_fusion_attention(
-    query, key, value, head_num, input_layout, *, atten_mask, scale, actual_seq_qlen, actual_seq_kvlen, sparse_mode
-):
-    """The NPU's operator, held to its documentation."""
-    assert head_num == query.shape[1] and input_layout == "TND" and sparse_mode == 3
-    assert query.dtype == key.dtype == value.dtype and key.shape == value.shape and query.shape[-1] == key.shape[-1]
-    assert torch.equal(atten_mask, torch.ones(2048, 2048, dtype=torch.bool).triu(1))  # True is masked
-    for ends, tokens in ((actual_seq_qlen, query), (actual_seq_kvlen, key)):
-        assert type(ends) is list and 0 < len(ends) <= 1000 and ends[0] > 0 and ends[-1] == len(tokens)
-    return masked_softmax(query, key, value, actual_seq_qlen, actual_seq_kvlen, scale), None, None
-
-
-def npu_rms_norm(x, gamma, epsilon=1e-6):
-    return torch.nn.functional.rms_norm(x, (x.shape[-1],), gamma, epsilon), None
 
 
 def vendors_operators():

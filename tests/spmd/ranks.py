@@ -14,9 +14,14 @@ from spmd_rl.testing.launcher import ROOT
 __all__ = ("ROOT", "arguments", "end_megatron", "join", "ready", "report", "run_program", "run_ranks")
 
 
-def run_ranks(module: str, ranks: int, arguments: dict, timeout_seconds: float = 600) -> list[dict]:
-    """Have so many ranks call `module.main()`, which calls `report(...)` once. Returns the reports in rank order."""
-    return the_server().run(module, ranks, arguments, timeout_seconds)
+def run_ranks(
+    module: str, ranks: int, arguments: dict, timeout_seconds: float = 600, server: str = "spmd.server"
+) -> list[dict]:
+    """Have so many ranks call `module.main()`, which calls `report(...)` once. Returns the reports in rank order.
+
+    `server`: the module of what they are forked from.
+    """
+    return the_server(server).run(module, ranks, arguments, timeout_seconds)
 
 
 def run_program(program: str, ranks: int, *words: object) -> str:

@@ -20,11 +20,15 @@ import traceback
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 
 from deadlines import crowding
 from spmd_rl.testing.launcher import ROOT, environment
+
+if TYPE_CHECKING:
+    from spmd_rl.platforms.platform import Platform
 
 LOOK_SECONDS = 0.01
 # What the ranks of most jobs import, in the end, beside what the program's own modules import on loading.
@@ -41,12 +45,12 @@ PRELOADED = (
 class Server:
     """The process from which ranks are forked, as the tests see it."""
 
-    def __init__(self) -> None:
+    def __init__(self, module: str = "spmd.server") -> None:
         self.jobs = 0
         self.directory = Path(tempfile.mkdtemp(prefix="spmd_ranks_"))
         with (self.directory / "said.txt").open("wb") as said:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "spmd.server"],
+                [sys.executable, "-m", module],
                 env=environment(ROOT / "tests", VLLM_LOGGING_LEVEL="ERROR", PYTHONWARNINGS="ignore"),
                 cwd=ROOT,
                 stdin=subprocess.PIPE,
@@ -88,9 +92,9 @@ class Server:
 
 
 @cache
-def the_server() -> Server:
-    """Return the one of this session of tests."""
-    server = Server()
+def the_server(module: str = "spmd.server") -> Server:
+    """Return the one of this session of tests for a kind of ranks."""
+    server = Server(module)
     atexit.register(server.stop)
     return server
 
@@ -99,15 +103,14 @@ def _end(file: Path) -> str:
     return file.read_text(errors="replace")[-6000:]
 
 
-def preload() -> None:
-    """Import what ranks on a CPU import, with the patches of all libraries."""
+def preload(machine: "Platform") -> None:
+    """Import what ranks on this machine import, with the patches of all libraries."""
     import gc
 
     from spmd.ranks import patched
-    from spmd_rl.platforms.cpu import CPU
 
-    CPU.set_environment()
-    patched(CPU, "megatron_core", "vllm")
+    machine.set_environment()
+    patched(machine, "megatron_core", "vllm")
     _share_gloo()
     for module in PRELOADED:
         importlib.import_module(module)
@@ -133,11 +136,11 @@ def _share_gloo() -> None:
     distributed_c10d.ProcessGroupGloo = SharedGloo
 
 
-def serve() -> None:
+def serve(machine: "Platform") -> None:
     """Fork the ranks of one job after another, until who asks is gone."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a library prints is no answer
-    preload()
+    preload(machine)
     # Fork copies the thread that forks, and no other.
     assert len(list(Path("/proc/self/task").iterdir())) == 1, "importing has started threads"
     parent = os.getppid()
@@ -212,4 +215,6 @@ def _rank(job: dict, rank: int, port: int) -> None:
 
 
 if __name__ == "__main__":
-    serve()
+    from spmd_rl.platforms.cpu import CPU
+
+    serve(CPU)

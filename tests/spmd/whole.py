@@ -48,9 +48,9 @@ def case(
     return {"config": flags, "rounds": 2, "export": str(export), "flip": flip}
 
 
-def run(ranks: int, cases: list[dict], **more) -> list[list[dict]]:
+def run(ranks: int, cases: list[dict], server: str = "spmd.server", **more) -> list[list[dict]]:
     """Of each case, what each rank reports; all in one start of the ranks. `more`: as spmd/ranks.py takes it."""
-    reports = run_ranks("spmd.whole_ranks", ranks, {"cases": cases} | more)
+    reports = run_ranks("spmd.whole_ranks", ranks, {"cases": cases} | more, server=server)
     return [[report["cases"][number] for report in reports] for number in range(len(cases))]
 
 

@@ -1,0 +1,63 @@
+"""Stands for torch_npu: importing it makes torch.npu, whose one device is the host."""
+
+import os
+import sys
+from types import ModuleType, SimpleNamespace
+
+import torch
+
+from fake_npu.operators import npu_fusion_attention, npu_rms_norm
+from spmd_rl.patches import cpu_torch
+
+__all__ = ("calls", "npu", "npu_fusion_attention", "npu_rms_norm")
+
+DIES, GIB = 8, 1 << 30
+calls: dict[str, int] = {"npu_fusion_attention": 0, "npu_rms_norm": 0}
+_die: list[int] = []
+"""The current one, once it was touched."""
+
+
+def _counted(operator):
+    def call(*args, **options):
+        calls[operator.__name__] += 1
+        return operator(*args, **options)
+
+    return call
+
+
+npu_fusion_attention, npu_rms_norm = _counted(npu_fusion_attention), _counted(npu_rms_norm)
+
+
+def _capability(*device):
+    """None without the variable that the program sets."""
+    said = os.environ.get("TORCH_NPU_DEVICE_CAPABILITY")
+    return tuple(map(int, said.split("."))) if said else None
+
+
+def _allocator(setting: str) -> None:
+    name, _, on = setting.partition(":")
+    assert name == "expandable_segments"
+    npu.expandable_segments = on == "True"
+
+
+def _made() -> ModuleType:
+    """Return torch.npu: what streams, events and memory are on a host, and what only the vendor's module has."""
+    made = cpu_torch._cuda()
+    made.is_available = lambda: True
+    made.is_initialized = lambda: bool(_die)
+    made.set_device = lambda die: _die.__setitem__(slice(None), [die])
+    made.current_device = lambda: _die[0]
+    made.device_count = lambda: DIES
+    made.get_device_capability = _capability
+    made.default_generators = (torch.default_generator,) * DIES
+    made.manual_seed = made.manual_seed_all = lambda seed: torch.default_generator.manual_seed(seed)
+    made.mem_get_info = lambda: (48 * GIB, 64 * GIB)
+    made.memory = SimpleNamespace(_set_allocator_settings=_allocator)
+    made.config = SimpleNamespace(allow_internal_format=True)
+    made.expandable_segments = False
+    return made
+
+
+npu = _made()
+torch.npu = npu
+sys.modules["torch.npu"] = npu

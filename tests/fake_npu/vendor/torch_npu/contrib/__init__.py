@@ -1,0 +1,1 @@
+"""Stands for torch_npu's additions."""
