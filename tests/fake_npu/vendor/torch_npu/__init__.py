@@ -40,16 +40,22 @@ def _allocator(setting: str) -> None:
     npu.expandable_segments = on == "True"
 
 
+class _Generators(tuple):
+    """One for each die: of the host, which the current device is, the same."""
+
+    def __getitem__(self, die):
+        return torch.default_generator
+
+
 def _made() -> ModuleType:
     """Return torch.npu: what streams, events and memory are on a host, and what only the vendor's module has."""
     made = cpu_torch._cuda()
     made.is_available = lambda: True
     made.is_initialized = lambda: bool(_die)
     made.set_device = lambda die: _die.__setitem__(slice(None), [die])
-    made.current_device = lambda: _die[0]
     made.device_count = lambda: DIES
     made.get_device_capability = _capability
-    made.default_generators = (torch.default_generator,) * DIES
+    made.default_generators = _Generators((torch.default_generator,) * DIES)
     made.manual_seed = made.manual_seed_all = lambda seed: torch.default_generator.manual_seed(seed)
     made.mem_get_info = lambda: (48 * GIB, 64 * GIB)
     made.memory = SimpleNamespace(_set_allocator_settings=_allocator)
