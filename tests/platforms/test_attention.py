@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fake_npu.operators import npu_fusion_attention, npu_rms_norm
+from fake_npu.operators import npu_fusion_attention, npu_rms_norm, npu_rotary_mul
 from spmd_rl.platforms import npu
 from spmd_rl.platforms.attention_layout import AttentionLayout, QuerySequence
 from spmd_rl.platforms.cpu import CPU
@@ -148,13 +148,6 @@ def test_more_sequences_than_the_fused_attention_takes_go_in_several_calls(torch
 def test_the_norm_of_npus_is_torchs(torch_npu):
     x, weight = torch.randn(6, 1, 32), torch.randn(32)
     assert torch.allclose(NPU.rms_norm(x, weight, 1e-5), CPU.rms_norm(x, weight, 1e-5), atol=1e-6)
-
-
-def npu_rotary_mul(x, cosines, sines):
-    """The NPU's operator, held to its documentation."""
-    assert x.dim() in (3, 4) and x.shape[-1] % 2 == 0 and x.shape[-1] < 896
-    first, second = x.chunk(2, -1)
-    return x * cosines + torch.cat((-second, first), -1) * sines
 
 
 @pytest.mark.parametrize("width", [16, 896])

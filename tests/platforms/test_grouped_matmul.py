@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fake_npu.operators import npu_grouped_matmul, npu_swiglu
 from spmd_rl.platforms import npu
 from spmd_rl.platforms.cpu import CPU
 from spmd_rl.platforms.cuda import CUDA
@@ -16,25 +17,6 @@ from spmd_rl.platforms.npu import NPU
 from tests.platforms.test_attention import vendors_operators
 
 COUNTS = [[5, 0, 3, 1], [0, 0, 0, 7], [4], [0, 2, 0], [0, 0]]
-
-
-def npu_grouped_matmul(x, weight, *, group_list, split_item, group_type, group_list_type):
-    """The NPU's operator, held to its documentation."""
-    assert len(x) == len(weight) == 1 and group_list_type == 1 and (split_item, group_type) in ((2, 0), (3, 2))
-    assert group_list.dtype == torch.int64 and len(group_list) <= 1024 and len(x[0]) and x[0].dtype == weight[0].dtype
-    counts = group_list.tolist()
-    if group_type == 0:
-        parts = [part @ own for part, own in zip(x[0].split(counts), weight[0], strict=True)]
-        return [torch.cat(parts)]
-    both = zip(x[0].split(counts, dim=1), weight[0].split(counts), counts, strict=True)
-    # What an expert without tokens has is not documented.
-    return [torch.stack([part @ own if count else torch.full_like(part @ own, 7.0) for part, own, count in both])]
-
-
-def npu_swiglu(x, dim=-1):
-    assert x.numel() and x.is_contiguous() and dim == -1
-    gate, up = x.chunk(2, dim)
-    return torch.nn.functional.silu(gate) * up
 
 
 @pytest.fixture(params=["ours", "vendor's"])

@@ -6,13 +6,14 @@ from types import ModuleType, SimpleNamespace
 
 import torch
 
-from fake_npu.operators import npu_fusion_attention, npu_rms_norm
+from fake_npu import operators
 from spmd_rl.patches import cpu_torch
 
-__all__ = ("calls", "npu", "npu_fusion_attention", "npu_rms_norm")
+_OPERATORS = [name for name in vars(operators) if name.startswith("npu_")]
+__all__ = ("calls", "npu", *_OPERATORS)
 
 DIES, GIB = 8, 1 << 30
-calls: dict[str, int] = {"npu_fusion_attention": 0, "npu_rms_norm": 0}
+calls: dict[str, int] = dict.fromkeys(_OPERATORS, 0)
 _die: list[int] = []
 """The current one, once it was touched."""
 
@@ -25,7 +26,7 @@ def _counted(operator):
     return call
 
 
-npu_fusion_attention, npu_rms_norm = _counted(npu_fusion_attention), _counted(npu_rms_norm)
+globals().update({name: _counted(getattr(operators, name)) for name in _OPERATORS})
 
 
 def _capability(*device):
