@@ -38,7 +38,9 @@ def check(matmul, counts, dtype=torch.float32, most=1e-5, inner=16, outer=24):
     mine = (found, *torch.autograd.grad(found, (x, weight), toward.to(dtype)))
     theirs = (wanted, *torch.autograd.grad(wanted, (x, weight), toward))
     for one, other in zip(mine, theirs, strict=True):
-        torch.testing.assert_close(one.float(), other.float(), atol=most, rtol=most)
+        # Of the largest: what nearly cancels out is rounded as much.
+        largest = float(other.detach().abs().max()) if other.numel() else 0.0
+        torch.testing.assert_close(one.float(), other.float(), atol=most * max(1.0, largest), rtol=0.0)
 
 
 @settings(max_examples=30, deadline=None)
