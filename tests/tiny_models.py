@@ -133,6 +133,7 @@ def make_tiny(
     if family == "deepseek_v3":  # published ones say so, and vLLM asks for it; transformers doesn't write it
         file = directory / "config.json"
         config = json.loads(file.read_text()) | {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}
+        config["num_nextn_predict_layers"] = 0  # none was made
         file.write_text(json.dumps(config, indent=2) + "\n")
     if sees:
         write_processor(directory)

@@ -16,7 +16,7 @@ def served_by(monkeypatch, tmp_path, program: str) -> servers.Server:
     made = servers.Server.__new__(servers.Server)
     made.jobs, made.directory, made.process = 0, tmp_path, process
     (tmp_path / "said.txt").write_text("the last words")
-    monkeypatch.setattr(servers, "Server", lambda: made)
+    monkeypatch.setattr(servers, "Server", lambda module: made)
     servers.the_server.cache_clear()
     assert servers.the_server() is made
     return made

@@ -125,7 +125,7 @@ class Model(Counted):
 
     def __init__(self, device: Device, size: int, shape):
         super().__init__(device, size)
-        self.module = SimpleNamespace(requires_grad_=lambda on: None, last=None, named=lambda: ())
+        self.module = SimpleNamespace(requires_grad_=lambda on: None, last=None, layers=(), named=lambda: ())
         self.shape, self.dtype = shape, torch.bfloat16
         self.place = SimpleNamespace(rank=0, reports=False)
         self.head = None

@@ -42,7 +42,7 @@ QWEN_7B = {
 class World:
     """This rank, of four."""
 
-    rank, local_rank, size, ranks_per_node, payload, control = 0, 0, 4, 4, None, None
+    rank, local_rank, node, size, ranks_per_node, payload, control = 0, 0, 0, 4, 4, None, None
 
 
 @pytest.fixture
@@ -83,6 +83,7 @@ class Machine:
             def __init__(self, model, settings):
                 one = held.learners[seen[-1]]
                 self.model, self.wrapped = model, []
+                self.balance = SimpleNamespace(begin=lambda packs: None, end=dict)
                 device.take(model.size)  # Megatron's buffer of weights
                 self.gradients = Counted(device, one.gradients)
                 device.free(model.size)
