@@ -49,8 +49,9 @@ def test_every_fault_strikes_once_and_what_detects_it_says_so(suffered, capsys):
     for case, seen in zip(group.cases, outcome.seen, strict=True):
         fault = read_fault(case.fault)
         words = f"in {fault.phase} of step {fault.step}" if fault.phase else f"of step {fault.step}"
-        assert words in seen.struck and f"rank {fault.rank} " in seen.struck, (case.fault, *outcome.output[-60:])
-        assert bool(seen.message) == bool(case.message), (case.fault, *outcome.output[-60:])
+        said = "\n".join((case.fault, *outcome.output[-60:]))
+        assert words in seen.struck and f"rank {fault.rank} " in seen.struck, said
+        assert bool(seen.message) == bool(case.message), said
     with capsys.disabled():  # how long it took is told, not judged
         print("\n" + matrix.table([matrix.row(*both, "") for both in zip(group.cases, outcome.seen, strict=True)]))
     assert sum(line.startswith("inject: rank") for line in outcome.output) == len(group.cases)
