@@ -27,8 +27,6 @@ def text(answer: Json) -> str:
     lines += _memory(answer["memory"])
     if "time" in answer:
         lines += judgement_text(answer)
-    if "compared" in answer:
-        lines += [*compare_text(answer["compared"]), ""]
     peers = answer["peers"]
     cells = f"{peers['least']:>12}{peers['mean']:>12.1f}{peers['most']:>12}"
     lines += [f"{'ranks it exchanges with':<24}{cells}   {_where(peers)}", ""]
@@ -45,6 +43,8 @@ def text(answer: Json) -> str:
         lines += [f"{name:<60}{number:>10,}{in_bytes(size):>12}" for name, number, size in kinds]
         lines += ["", f"{'most moved single tensors':<70}{'size':>12}"]
         lines += [f"{entry['tensor']:<70}{in_bytes(entry['bytes']):>12}" for entry in answer["largest_tensors"]]
+    if "compared" in answer:
+        lines += ["", *compare_text(answer["compared"])]
     return "\n".join([*lines, *_aside(answer)])
 
 

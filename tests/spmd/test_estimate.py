@@ -35,7 +35,7 @@ def models(tmp_path_factory):
 
 
 @pytest.mark.spmd
-def test_what_an_update_allocates_is_foretold_within_a_tenth(models):
+def test_what_an_update_allocates_is_predicted_within_a_tenth(models):
     cases = [
         {"model": str(models[name]), "parallel": parallel, "train": train, **BATCH} for name, parallel, train in LAYOUTS
     ]
@@ -54,7 +54,7 @@ def test_what_an_update_allocates_is_foretold_within_a_tenth(models):
         layout = TrainLayout.of(config.parallel, 2)
         counted = Activations(config, read_model_shape(models[name]), layout, kernels, batch)
         for rank, found in enumerate(reports):
-            foretold = counted.learning(layout.coords(rank).pipeline, BATCH["microbatches"]).total
-            said[name, str(parallel | train), rank] = (foretold, found["peaks"][number])
+            predicted = counted.learning(layout.coords(rank).pipeline, BATCH["microbatches"]).total
+            said[name, str(parallel | train), rank] = (predicted, found["peaks"][number])
     print(said)
     assert {what: pair for what, pair in said.items() if abs(pair[0] / pair[1] - 1) > 0.1} == {}
