@@ -77,18 +77,23 @@ def test_a_node_that_is_gone_ends_the_run_with_an_error_that_names_its_rank(coun
         assert "DistNetworkError" in told[last] or "Connection" in told[last]
 
 
-def test_a_run_on_two_nodes_ends_in_the_weights_of_the_same_run_on_one(tiny_models, tmp_path):
-    """Tensor parallel over the network on purpose: each refresh then sends half of the weights over it."""
-    from safetensors.torch import load_file
-
-    (tmp_path / "rule.py").write_text("def odd(sample):\n    return len(sample.response) % 2\n")
-    others = {
+def learning(directory: Path) -> dict[str, object]:
+    """Return settings with which tensor ranks of a run learn something; writes a rule into the directory."""
+    (directory / "rule.py").write_text("def odd(sample):\n    return len(sample.response) % 2\n")
+    return {
         "parallel.tensor": 2,
         "train.learning_rate": 1e-3,
         "evaluation.before": False,
         "evaluation.after": False,
-        "reward.rules": (f"{tmp_path / 'rule.py'}:odd", "1.0"),
+        "reward.rules": (f"{directory / 'rule.py'}:odd", "1.0"),
     }
+
+
+def test_a_run_on_two_nodes_ends_in_the_weights_of_the_same_run_on_one(tiny_models, tmp_path):
+    """Tensor parallel over the network on purpose: each refresh then sends half of the weights over it."""
+    from safetensors.torch import load_file
+
+    others = learning(tmp_path)
     with Nodes(2) as nodes:
         words = ["-m", "spmd_rl.grpo", *flags(tiny_models["llama"], tmp_path / "two", **others)]
         running = [nodes.launch(node, words, CHECK="0") for node in range(2)]
@@ -110,16 +115,7 @@ def test_nodes_that_share_no_disk_save_their_parts_and_go_on_to_the_weights_of_o
 ):
     from safetensors.torch import load_file
 
-    (tmp_path / "rule.py").write_text("def odd(sample):\n    return len(sample.response) % 2\n")
-    others = {
-        "parallel.tensor": 2,
-        "train.learning_rate": 1e-3,
-        "evaluation.before": False,
-        "evaluation.after": False,
-        "checkpoint.every_steps": 1,
-        "checkpoint.shared": False,
-        "reward.rules": (f"{tmp_path / 'rule.py'}:odd", "1.0"),
-    }
+    others = learning(tmp_path) | {"checkpoint.every_steps": 1, "checkpoint.shared": False}
     disks = [tmp_path / f"node{node}" for node in range(2)]
     for disk in disks:
         disk.mkdir()
