@@ -2,6 +2,7 @@
 
 The blocks marked ```bash are run, one after another in one shell, in a fresh clone of the last commit. Other
 blocks (```sh for other machines, outputs) are not. What they say goes to DIR.log; how long each took is printed.
+After a failure --from N goes on in the same clone. What is copied in place of a download (--data) is said.
 """
 
 import argparse
@@ -18,6 +19,8 @@ _HEREDOC = re.compile(r"<<-?\s*'?(\w+)'?")
 _MARK = "@@ command"
 # What fetches from the network, and where it puts it: a copy can stand in for it.
 _DOWNLOAD = re.compile(r"^(?:curl|hf download)\b.*(?:-o|--local-dir) (\S+)", re.DOTALL)
+# What a shell forgets when it ends.
+_OF_THE_SHELL = re.compile(r"^(?:source|export|cd) |^\w+=|&& export ")
 
 
 def commands(page: str) -> list[str]:
@@ -41,17 +44,21 @@ def stand_in(command: str, data: Path | None, venv: Path | None) -> str:
     """Return the command, or a copy out of `data` where it downloads what lies there under the same name; `venv`: takes
     the place of what launch/setup_env.sh makes."""
     if venv is not None and command.startswith("bash launch/setup_env.sh"):
-        return f"ln -s {venv} .venv && export PYTHONPATH=$PWD"
+        return f"ln -sfn {venv} .venv && export PYTHONPATH=$PWD"
     target = _DOWNLOAD.match(command)
     if target is None or data is None or not (copy := data / Path(*Path(target[1]).parts[1:])).exists():
         return command
     return f"mkdir -p {Path(target[1]).parent} && cp -r {copy} {target[1]}"
 
 
-def script(found: list[str]) -> str:
-    """Return one shell script that says before each command which it is, and stops at the first that fails."""
-    steps = [f"printf '\\n{_MARK} %s %s\\n' {number} $EPOCHREALTIME\n{command}" for number, command in enumerate(found)]
-    end = f"printf '\\n{_MARK} %s %s\\n' {len(found)} $EPOCHREALTIME"
+def script(found: list[str], first: int = 0) -> str:
+    """Return one shell script that says before each command which it is, and stops at the first that fails.
+
+    Of those before `first` only what the shell itself keeps is done again: variables and the environment."""
+    steps = [command for command in found[:first] if _OF_THE_SHELL.search(command)]
+    for number, command in enumerate(found[first:], first):
+        steps.append(f"printf '\\n{_MARK} %s %s\\n' {number + 1} $EPOCHREALTIME\n{command}")
+    end = f"printf '\\n{_MARK} %s %s\\n' {len(found) + 1} $EPOCHREALTIME"
     return "\n".join(["set -eo pipefail", *steps, end, ""])
 
 
@@ -67,30 +74,50 @@ def main() -> int:
     parser.add_argument("--into", type=Path, required=True, help="directory of the fresh clone; it must not exist")
     parser.add_argument("--data", type=Path, help="copies of what the page downloads into dataset/, in its place")
     parser.add_argument("--venv", type=Path, help="an environment made before, in place of launch/setup_env.sh")
-    parser.add_argument("--list", action="store_true", help="show the commands, and run nothing")
+    parser.add_argument("--from", type=int, default=1, dest="first", help="go on in --into with this command of --list")
+    parser.add_argument("--list", action="store_true", help="show the commands and their numbers, and run nothing")
     chosen = parser.parse_args()
     data, venv = (path and path.resolve() for path in (chosen.data, chosen.venv))
-    found = [stand_in(command, data, venv) for command in commands(chosen.page.read_text(encoding="utf-8"))]
+    written = commands(chosen.page.read_text(encoding="utf-8"))
+    found = [stand_in(command, data, venv) for command in written]
     if chosen.list:
-        print("\n".join(found))
+        print("\n".join(f"{number:3} {command}" for number, command in enumerate(found, 1)))
         return 0
-    if chosen.into.exists():
-        parser.error(f"--into {chosen.into}: it exists already")
-    subprocess.run(["git", "clone", "--quiet", ROOT, chosen.into], check=True)
-    log = chosen.into.with_name(chosen.into.name + ".log")
+    if not 1 <= chosen.first <= len(found):
+        parser.error(f"--from {chosen.first}: the page has commands 1 to {len(found)} (--list shows them)")
+    if chosen.first > 1 and not chosen.into.is_dir():
+        parser.error(f"--from {chosen.first} goes on in --into {chosen.into}, which is not there")
+    if chosen.first == 1:
+        if chosen.into.exists():
+            parser.error(f"--into {chosen.into}: it exists already; --from N goes on there")
+        subprocess.run(["git", "clone", "--quiet", ROOT, chosen.into], check=True)
+    return run(found, written, chosen.first - 1, chosen.into)
+
+
+def run(found: list[str], written: list[str], first: int, into: Path) -> int:
+    """Run the commands from `first` on (counted from 0) in `into`, and print how long each took."""
+    log = into.with_name(f"{into.name}.log" if not first else f"{into.name}.from_{first + 1}.log")
+    for number, (command, original) in enumerate(zip(found, written, strict=True), 1):
+        if command != original and number > first:
+            print(
+                f"{number:3} not run as it stands: {original.splitlines()[0][:60]} ...; in its place: {command}",
+                flush=True,
+            )
     started = time.monotonic()
     with log.open("w", encoding="utf-8") as said:
-        bash = shutil.which("bash") or "bash"
         ended = subprocess.run(
-            [bash, "-c", script(found)], cwd=chosen.into, stdout=said, stderr=subprocess.STDOUT, check=False
-        )
+            [shutil.which("bash") or "bash", "-c", script(found, first)],
+            cwd=into, stdout=said, stderr=subprocess.STDOUT, check=False,
+        )  # fmt: skip
     took = seconds(log.read_text(encoding="utf-8"))
-    for command, many in zip(found, took, strict=False):
-        print(f"{many:7.1f} s  {command.splitlines()[0][:100]}")
+    for number, many in enumerate(took, first):
+        print(f"{number + 1:3} {many:7.1f} s  {found[number].splitlines()[0][:100]}")
     if ended.returncode:
-        print(f"failed with {ended.returncode}: {found[len(took)]}; see the end of {log}", file=sys.stderr)
+        failed = first + len(took)
+        print(f"failed with {ended.returncode}: {found[failed]}; see the end of {log}", file=sys.stderr)
+        print(f"when it is fixed: the same command with --from {failed + 1}", file=sys.stderr)
         return 1
-    print(f"{time.monotonic() - started:7.1f} s  all {len(found)} commands; what they said: {log}")
+    print(f"{time.monotonic() - started:7.1f} s  all {len(took)} commands; what they said: {log}")
     return 0
 
 
