@@ -67,7 +67,7 @@ class Outcome:
 
 def killed(rank: int) -> str:
     """Return what the others say, or torchrun; which of them first is chance."""
-    return rf"exitcode: -9\) local_rank: {rank}|rank {rank} is gone [^(]*|Connection (closed|reset) by peer"
+    return rf"exitcode: -9\) local_rank: {rank}|rank {rank} is gone [^(]*|Connection (closed|reset) by peer|Broken pipe"
 
 
 UNLIKELY = r"rank 1: 1 of \d+ samples have log-probabilities that are not finite .*\)"

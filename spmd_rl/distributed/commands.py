@@ -179,7 +179,8 @@ class ControlChannel:
         """Wait until each rank below has the verb, and say so."""
         assert self._below is not None
         self._await_receipts(self._below)
-        with doing(f"{WAITS}rank {self.parent} to hear that it is here"):
+        when = f"at verb '{self._below.verb}'"
+        with self._naming([self.parent], when), doing(f"{WAITS}rank {self.parent} to hear that it is here"):
             self.link.give_receipt(self.parent)
 
     def answer(self, value: Any) -> None:
@@ -192,9 +193,10 @@ class ControlChannel:
         assert self._below is not None
         answers = [*own, *self._collect(self._below)]
         one = answers[0] if len(answers) == 1 else _encode(self.combined(self._below.verb, answers))
-        sent = self._send(bytes(one), self.parent)
-        with doing(f"{WAITS}rank {self.parent} to take its answer"):  # which it does after its own part of the verb
-            sent.wait()
+        with self._naming([self.parent], f"before it took the answer to '{self._below.verb}'"):
+            sent = self._send(bytes(one), self.parent)
+            with doing(f"{WAITS}rank {self.parent} to take its answer"):  # which it does after its own part of the verb
+                sent.wait()
 
     # Both
 
@@ -240,8 +242,9 @@ class ControlChannel:
                 "(run.control_timeout_seconds): its last verb may still run there, or the process is stopped",
             )
         with doing(f"{WAITS}all ranks to have {below.verb}"):
-            for sent in below.sends:
-                sent.wait()
+            for rank, sent in zip(below.receipts, below.sends, strict=True):
+                with self._naming([rank], f"at verb '{below.verb}'"):
+                    sent.wait()
         below.receipts, below.sends = {}, []
 
     def _collect(self, below: "_Below") -> list[msgspec.Raw]:

@@ -10,9 +10,12 @@ import pytest
 from needs import small_disk
 from spmd_rl.config.config import CheckpointConfig, Config, ModelConfig, RunConfig, TrainConfig
 from spmd_rl.controller.checkpoint_manager import CheckpointManager, Preempted
+from spmd_rl.controller.ranks import Ranks
+from spmd_rl.data.answers import ANSWERS, Progress
 from spmd_rl.data.digests import digests_of
 from spmd_rl.runlog import checkpoint_store as checkpoints
 from spmd_rl.runlog.run_log import RunLog
+from spmd_rl.testing.simulated_ranks import SimulatedRanks
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -220,3 +223,38 @@ def test_a_run_that_fails_with_nothing_begun_asks_the_ranks_nothing(disk, kept):
     ranks.idle = False
     manager.complete_while_failing()
     assert steps(disk) == []
+
+
+def test_a_file_that_cannot_be_read_again_costs_its_checkpoint_and_no_rank_loses_its_place(disk, kept):
+    manager, _, log = kept()
+    told = [[] for _ in range(3)]
+
+    def do(rank, verb, arguments):
+        told[rank].append(verb)
+        mine = f"part_{rank}"
+        match verb:
+            case "begin_checkpoint":
+                (Path(arguments["directory"]) / mine).write_bytes(bytes(KIB))
+            case "checkpoint_bytes":
+                return KIB
+            case "checkpoint_progress":
+                return Progress(True, None, False)
+            case "checkpoint_digests":
+                directory = Path(arguments["directory"])
+                if rank == 1 and directory.name.startswith("step_000001"):
+                    (directory / mine).unlink()
+                return digests_of(directory, arguments["names"][rank::3])
+
+    class OwnWorker:
+        def do(self, verb, arguments):
+            return do(0, verb, arguments)
+
+    manager.ranks = Ranks(SimulatedRanks(3, do, protocol=ANSWERS), OwnWorker())
+    manager.maybe_save(1, {})
+    manager.close()
+    assert "step_000001.partial/part_1: can't be read (No such file or directory); older" in log.read_text()
+    assert steps(disk) == [] and manager.ranks.idle, "the ranks wait for the next verb"
+    manager.maybe_save(2, {})
+    manager.close()
+    assert steps(disk) == ["step_000002"]
+    assert told[0] == told[1] == told[2] and told[0].count("begin_checkpoint") == 2, "the same, in the same order"

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from spmd_rl.data.answers import ANSWERS
 from spmd_rl.distributed.commands import MissingRanks
-from spmd_rl.testing.simulated_ranks import SimulatedRanks
+from spmd_rl.testing.simulated_ranks import SimulatedLink, SimulatedRanks
 
 
 def told(rank, verb, arguments):
@@ -97,3 +97,33 @@ def test_a_rank_that_is_gone_before_it_answers_is_named_by_its_parent_to_rank_0(
     ranks = SimulatedRanks(size, told, fan_out, gone=[gone])
     with pytest.raises(MissingRanks, match=f"^rank {gone} is gone before its answer: "):
         ranks.all("score", {})
+
+
+class Severed(SimulatedLink):
+    """The link of rank 1, whose parent ends once it has sent a verb."""
+
+    def receive(self, rank):
+        message = super().receive(rank)
+        self.send = self.give_receipt = self.receive = self.broken
+        return message
+
+    def broken(self, *_):
+        raise RuntimeError("writev [127.0.0.1]:9: Broken pipe")
+
+
+@pytest.mark.parametrize(
+    ("act", "when"),
+    [
+        (lambda channel: channel.confirm(), "at verb 'score'"),
+        (lambda channel: channel.answer(1), "before it took the answer to 'score'"),
+        (lambda channel: channel.take(), "before its next verb"),
+    ],
+)
+def test_a_parent_that_is_gone_is_named_whatever_its_child_is_at(act, when):
+    ranks = SimulatedRanks(2, told)
+    channel = ranks.channels[1]
+    channel.link = Severed(1, ranks.mail)
+    ranks.post("score", {})
+    channel.take()
+    with pytest.raises(MissingRanks, match=f"^rank 0 is gone {when}: .*Broken pipe"):
+        act(channel)
