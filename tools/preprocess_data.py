@@ -3,7 +3,8 @@
     python tools/preprocess_data.py --config configs/datasets/gsm8k.yaml:data/gsm8k --model DIR --output out.parquet
 
 Training takes the output as it takes the raw file, `--data.source out.parquet`, with the same token ids; it refuses
-what another tokenizer or template made. Everything that can be wrong with a row is found, counted and shown here.
+what another tokenizer or template made. The pictures that prompts show stand in a directory beside it, out.pictures.
+Everything that can be wrong with a row is found, counted and shown here.
 """
 
 import argparse
@@ -63,6 +64,9 @@ def _arguments() -> argparse.Namespace:
         help="write the pictures of the first prompts there, as one (.png)",
     )
     add("--images-per-prompt", type=int, default=DataConfig.images_per_prompt, help="as data.images_per_prompt")
+    add("--image-min-pixels", type=int, help="as data.image_min_pixels")
+    add("--image-max-pixels", type=int, help="as data.image_max_pixels")
+    add("--image-urls", choices=("refuse", "fetch"), default="refuse", help="as data.image_urls: fetched once, here")
     add("--show", type=int, default=0, metavar="N", help="print the first N prompts as the model sees them")
     add("--split", choices=("train", "eval"), default="train", help="which of the dataset's two splits")
     add("--template", help="as data.template")
@@ -83,8 +87,9 @@ def _prepare(chosen: argparse.Namespace) -> None:
         raise ValueError(f"--output {output}: it exists already; name another file, or add --force")
     if output is not None and (output.suffix != ".parquet" or not output.parent.is_dir()):
         raise ValueError(f"--output {output}: expected a .parquet file in a directory that exists")
-    if chosen.workers < 1:
-        raise ValueError(f"--workers {chosen.workers}: it must be 1 or more")
+    for name in ("workers", "images_per_prompt", "image_min_pixels", "image_max_pixels"):
+        if (number := getattr(chosen, name)) is not None and number < 1:
+            raise ValueError(f"--{name.replace('_', '-')} {number}: it must be 1 or more")
     dataset = load_dataset_config(chosen.config)
     data = DataConfig(
         source=dataset.source,
@@ -95,6 +100,9 @@ def _prepare(chosen: argparse.Namespace) -> None:
         bad_rows=chosen.bad_rows,
         empty_answers=chosen.empty_answers,
         images_per_prompt=chosen.images_per_prompt,
+        image_min_pixels=chosen.image_min_pixels,
+        image_max_pixels=chosen.image_max_pixels,
+        image_urls=chosen.image_urls,
     )
     vision = read_model_shape(chosen.model).vision if dataset.image_column else None
     if vision is None and dataset.image_column:
@@ -105,10 +113,6 @@ def _prepare(chosen: argparse.Namespace) -> None:
         raise ValueError(
             f"--contact-sheet {chosen.contact_sheet}: the data shows no pictures; image_column in a file of "
             "configs/datasets names the column of them"
-        )
-    if vision is not None and output is not None:
-        raise ValueError(
-            f"--output {output}: prepared prompts are without pictures; leave it out, and train on the raw data"
         )
     images = None if vision is None else ImageReader(chosen.model, vision, data)
     if prepared.is_prepared(dataset.source):
@@ -137,6 +141,8 @@ def _prepare(chosen: argparse.Namespace) -> None:
         )
         prepared.write(output, [(question, one.text, one.token_ids) for question, one in kept], spelled)
         print(f"\nwritten: {output} ({output.stat().st_size / 2**20:.1f} MiB)")
+        if any(question.pictures for question, _ in kept):
+            print(f"         {prepared.pictures_beside(output)}, the pictures; the two go together")
 
 
 # ---- in parallel

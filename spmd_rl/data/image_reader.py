@@ -76,6 +76,11 @@ class ImageReader:
         limits = {"min_pixels": data.image_min_pixels, "max_pixels": data.image_max_pixels}
         given = {name: value for name, value in limits.items() if value is not None}
         self.processor: Processor = Qwen2VLImageProcessorPil.from_pretrained(model, local_files_only=True, **given)
+        least, most = (self.processor.size[edge] for edge in ("shortest_edge", "longest_edge"))
+        if least > most:
+            knob = "image_min_pixels" if data.image_min_pixels is not None else "image_max_pixels"
+            met = f"a picture would have at least {least} pixels and at most {most}; the model's own are in {model}"
+            raise ConfigError(Problem(f"{data.prefix}{knob}", getattr(data, knob), met, "set both"))
         self.vision, self.most = vision, data.images_per_prompt
         self.fetch = partial(fetched, seconds=data.image_fetch_seconds, most_bytes=int(data.image_fetch_mib * 2**20))
         self.fetches = data.image_urls == "fetch"
@@ -95,17 +100,22 @@ class ImageReader:
         pictures = pictures_of(value, directory, self.fetch if self.fetches else None)
         if len(pictures) != places:
             raise ValueError(f"it has {len(pictures)} pictures, and its prompt says {PLACE} {places} times")
-        if len(pictures) > self.most:
-            raise ValueError(f"it has {len(pictures)} pictures, more than {self.limit}")
-        grids = []
-        for number, picture in enumerate(pictures):
-            try:
-                grids.append(self.grid(*size_of(picture)))
-            except ValueError as error:
-                raise ValueError(f"picture {number}{f', {picture.path}' if picture.path else ''}: {error}") from error
+        grids = self.grids(pictures)
         if pictures:
             content = [message | {"content": parts(message["content"])} for message in content]
-        return content, tuple(pictures), tuple(grids)
+        return content, tuple(pictures), grids
+
+    def grids(self, pictures: Sequence[Picture]) -> tuple[Grid, ...]:
+        """Return the patches that each picture of a row becomes, decoding none; ValueError: what is wrong."""
+        if len(pictures) > self.most:
+            raise ValueError(f"it has {len(pictures)} pictures, more than {self.limit}")
+        found = []
+        for number, picture in enumerate(pictures):
+            try:
+                found.append(self.grid(*size_of(picture)))
+            except ValueError as error:
+                raise ValueError(f"picture {number}{f', {picture.path}' if picture.path else ''}: {error}") from error
+        return tuple(found)
 
     def grid(self, width: int, height: int) -> Grid:
         """Return the patches that a picture of this size becomes."""
@@ -133,6 +143,18 @@ class ImageReader:
         """Decode pictures; returns their patches [patches, numbers of a patch], one's after another's, and grids."""
         shown = self.processor([decode(picture) for picture in pictures], return_tensors="np")
         return shown["pixel_values"], [tuple(grid) for grid in shown["image_grid_thw"].tolist()]
+
+
+def write_picture(picture: Picture, directory: Path) -> Path:
+    """Write a picture into a directory, named by its bytes: one that is shown twice is there once. Returns the file."""
+    content = picture.read()
+    kinds = {b"\x89PNG": ".png", b"RIFF": ".webp"}
+    file = directory / f"{picture.digest().hex()}{kinds.get(content[:4], '.jpg')}"
+    if not (file.is_file() and file.read_bytes() == content):
+        partial = file.with_name(file.name + ".partial")
+        partial.write_bytes(content)
+        partial.replace(file)
+    return file
 
 
 def parts(text: str) -> list[dict[str, str]]:

@@ -243,6 +243,10 @@ def test_limits_of_pixels_are_those_of_the_settings_before_the_models(model):
     assert reader(model).grid(100, 100) == (1, 8, 8)
     assert reader(model, image_max_pixels=56 * 56).grid(100, 100) == (1, 4, 4)
     assert reader(model, image_min_pixels=224 * 224).grid(100, 100) == (1, 16, 16)
+    with pytest.raises(ConfigError, match="data.image_min_pixels = 6000: .*at least 6000 pixels and at most 5000"):
+        reader(model, image_min_pixels=6000, image_max_pixels=5000)
+    with pytest.raises(ConfigError, match="data.image_max_pixels = 5: .*at most 5"):
+        reader(model, image_max_pixels=5)
 
 
 def test_the_samples_of_geometry3k_are_those_of_transformers(model):

@@ -3,19 +3,23 @@
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
 from spmd_rl.config.data_config import DataConfig
 from spmd_rl.config.loading import load_dataset_config
+from spmd_rl.data.image_reader import ImageReader
 from spmd_rl.data.sources.prepared import is_prepared
 from spmd_rl.data.sources.prompts import load_dataset
 from spmd_rl.data.tokens import load_tokenizer
+from spmd_rl.models.model_shape import read_model_shape
 from tiny_models import make_tiny
 from tiny_tokenizer import make_tokenizer
 
@@ -195,17 +199,93 @@ def test_a_prepared_file_that_was_cut_is_refused(prepare, model, tmp_path):
         load(made, model)
 
 
-def test_pictures_are_counted_and_shown_on_one_sheet(prepare, config, tmp_path):
+@pytest.fixture
+def seeing(config, tmp_path):
+    """Return arguments for a model that sees, and rows that show a picture each, none, two, or one that is lost."""
     Image.new("RGB", (56, 84), "red").save(tmp_path / "red.png")
+    Image.new("RGB", (84, 84), "blue").save(tmp_path / "blue.jpg")
     rows = [{"problem": "<image>Which colour?", "pictures": ["red.png"], "answer": "red"}] * 3
     rows += [{"problem": "None?", "pictures": [], "answer": "none"}]
     rows += [{"problem": "<image>Lost?", "pictures": ["lost.png"], "answer": "x"}]
+    rows += [{"problem": "<image>or<image>?", "pictures": ["blue.jpg", "red.png"], "answer": "y", "level": 3}]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     config.write_text(f"source: {tmp_path}/rows.jsonl\nprompt_column: problem\nimage_column: pictures\n")
     make_tokenizer(make_tiny(tmp_path / "seeing", "qwen2_5_vl"), vision=True)
-    seeing = ("--model", str(tmp_path / "seeing"), "--config", str(config))
+    return "--model", str(tmp_path / "seeing"), "--config", str(config)
+
+
+def looked_at(source, model, **data):
+    """Return what a run of a model that sees makes of a source."""
+    settings = DataConfig(**({"bad_rows": "drop", "images_per_prompt": 2} | data))
+    reader = ImageReader(str(model), read_model_shape(str(model)).vision, settings)
+    dataset = load_dataset_config(str(source))
+    return load_dataset(dataset, settings, load_tokenizer(str(model)), 1, "train", None, reader), reader
+
+
+def shown(loaded):
+    """Return of each prompt all that a run uses of it, its pictures by their files' bytes."""
+    return [
+        (*one, prompt.grids, prompt.pictures_digest, [picture.read() for picture in prompt.pictures])
+        for one, prompt in zip(prompts(loaded), loaded.prompts, strict=True)
+    ]
+
+
+def test_pictures_are_counted_and_shown_on_one_sheet(prepare, seeing, tmp_path):
     said = prepare(*seeing, "--contact-sheet", str(tmp_path / "sheet.png"), output=None)
-    assert "4 prompts kept" in said and "dropped, cannot be used: 1" in said
+    assert "4 prompts kept" in said and "dropped, cannot be used: 2" in said
     assert "pictures: 3; patches: 72 in all, 24 in a prompt at most; image tokens: 18 in all, 6 in a prompt" in said
     assert Image.open(tmp_path / "sheet.png").size == (960, 174)
-    assert "prepared prompts are without pictures" in prepare(*seeing)
+    assert "as data.image_urls" not in said and "--image-max-pixels 0: it must be 1" in prepare(
+        *seeing, "--image-max-pixels", "0"
+    )
+
+
+def test_prepared_prompts_with_pictures_are_those_of_the_raw_file_wherever_they_stand(
+    prepare, seeing, config, tmp_path
+):
+    said = prepare(*seeing, "--images-per-prompt", "2")
+    assert f"{tmp_path / 'out.pictures'}, the pictures; the two go together" in said
+    raw, _ = looked_at(config, tmp_path / "seeing")
+    assert [len(prompt.pictures) for prompt in raw.prompts] == [1, 1, 1, 0, 2]
+    (tmp_path / "moved").mkdir()
+    shutil.copytree(tmp_path / "out.pictures", tmp_path / "moved" / "out.pictures")
+    shutil.copy(tmp_path / "out.parquet", tmp_path / "moved" / "other.parquet")
+    for file in ("out.parquet", "moved/other.parquet"):
+        made, _ = looked_at(tmp_path / file, tmp_path / "seeing", image_column="pictures")
+        assert shown(made) == shown(raw) and made.notes == []
+    assert {file.suffix for file in (tmp_path / "out.pictures").iterdir()} == {".png", ".jpg"}
+    assert len(list((tmp_path / "out.pictures").iterdir())) == 2, "one that is shown five times is there once"
+
+
+def test_prepared_pictures_that_a_run_would_show_otherwise_are_refused(prepare, seeing, config, tmp_path):
+    prepare(*seeing, "--images-per-prompt", "2")
+    made, model = tmp_path / "out.parquet", tmp_path / "seeing"
+    with pytest.raises(ValueError, match="row 0 of .*: its pictures become .*data.image_min_pixels"):
+        looked_at(made, model, image_min_pixels=224 * 224)
+    with pytest.raises(ValueError, match="row 4 of .*more than data.images_per_prompt = 1"):
+        looked_at(made, model, images_per_prompt=1, bad_rows="refuse")
+    with pytest.raises(ValueError, match="its prompts show pictures, and the model sees none"):
+        load(made, model)
+    lost = next(file for file in (tmp_path / "out.pictures").iterdir() if file.suffix == ".jpg")
+    lost.write_bytes(lost.read_bytes()[:-200])
+    with pytest.raises(ValueError, match="row 4 of .*cut off.*go together; fix it, or set data.bad_rows"):
+        looked_at(made, model, bad_rows="refuse")
+    left, _ = looked_at(made, model)
+    assert [prompt.index for prompt in left.prompts] == [0, 1, 2, 3] and "1 rows of" in left.notes[0]
+    shutil.rmtree(tmp_path / "out.pictures")
+    with pytest.raises(ValueError, match="row 0 of .*there is no file .*out.pictures/"):
+        looked_at(made, model, bad_rows="refuse")
+
+
+def test_the_samples_of_geometry3k_are_the_same_prepared_and_raw(prepare, seeing, config, tmp_path):
+    root = Path(__file__).parents[2]
+    file = Path(os.environ.get("SPMD_RL_TEST_DATA", root.parent / "shared" / "data")) / "geo3k/geo3k_sample.parquet"
+    if not file.exists():
+        pytest.skip(f"{file.name} is not in SPMD_RL_TEST_DATA or ../shared/data")
+    config.write_text(f"source: {file}\nprompt_column: problem\nimage_column: images\n")
+    prepare(*seeing)
+    raw, reader = looked_at(config, tmp_path / "seeing")
+    made, _ = looked_at(tmp_path / "out.parquet", tmp_path / "seeing")
+    assert shown(made) == shown(raw) and len(raw.prompts) == 48
+    for before, after in zip(raw.prompts, made.prompts, strict=True):
+        assert np.array_equal(reader.patches(before.pictures)[0], reader.patches(after.pictures)[0])

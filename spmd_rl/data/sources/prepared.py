@@ -8,13 +8,17 @@ from typing import Any
 
 from spmd_rl.config.data_config import DataConfig
 from spmd_rl.config.template_names import CHAT
+from spmd_rl.data.image_reader import ImageReader, Picture, pictures_of, write_picture
 from spmd_rl.data.sources.questions import Question, Reading
-from spmd_rl.data.sources.row import BadRows
+from spmd_rl.data.sources.row import BadRows, Row
 from spmd_rl.data.templates import Template, load_template
 from spmd_rl.data.tokens import chat_template, fingerprint, text_fingerprint
+from spmd_rl.models.family import Grid
 
 _KEY = b"spmd_rl.prompts"
 _VERSION = 1
+
+Shown = tuple[tuple[Picture, ...], tuple[Grid, ...]]
 
 
 @dataclass(frozen=True)
@@ -77,11 +81,18 @@ def is_prepared(source: str) -> bool:
 
 
 def write(file: Path, kept: Sequence[tuple[Question, str, list[int]]], spelled: Spelling) -> None:
-    """Questions with their rendered text and token ids, in order."""
+    """Write questions with their rendered text and token ids, in order; their pictures into a directory beside it."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     questions = [question for question, _, _ in kept]
+    shown = {}
+    if any(question.pictures for question in questions):
+        beside = pictures_beside(file)
+        beside.mkdir(exist_ok=True)
+        names = [[f"{beside.name}/{write_picture(one, beside).name}" for one in q.pictures] for q in questions]
+        shown["pictures"] = pa.array(names, pa.large_list(pa.string()))
+        shown["grids"] = pa.array([question.grids for question in questions], pa.large_list(pa.list_(pa.int32())))
     table = pa.table(
         {
             "index": pa.array([question.index for question in questions], pa.int64()),
@@ -96,6 +107,7 @@ def write(file: Path, kept: Sequence[tuple[Question, str, list[int]]], spelled: 
                 [json.dumps(question.row, ensure_ascii=False, default=str) for question in questions], pa.large_string()
             ),
         }
+        | shown
     )
     meaning = json.dumps({"version": _VERSION} | asdict(spelled), ensure_ascii=False)
     partial = file.with_name(file.name + ".partial")
@@ -103,33 +115,66 @@ def write(file: Path, kept: Sequence[tuple[Question, str, list[int]]], spelled: 
     partial.replace(file)
 
 
-def read(source: str, expected: Expectation) -> tuple[list[Question], list[list[int]], Reading]:
-    """Questions and their token ids; ValueError where they were made with another tokenizer or template."""
+def pictures_beside(file: Path) -> Path:
+    """Return the directory of the pictures that the prompts of a prepared file show."""
+    return file.with_suffix(".pictures")
+
+
+def read(
+    source: str, expected: Expectation, data: DataConfig, images: ImageReader | None
+) -> tuple[list[Question], list[list[int]], Reading]:
+    """Questions and their token ids; ValueError where they were made with another tokenizer or template.
+
+    images: reads pictures; None: the model sees none.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    reading = Reading(source, BadRows("refuse"))
+    reading = Reading(source, BadRows(data.bad_rows))
     questions: list[Question] = []
     ids: list[list[int]] = []
     try:
         with pq.ParquetFile(source) as file:
             spelled = _spelling(source, (file.schema_arrow.metadata or {})[_KEY])
             _compare(source, spelled, expected)
-            for batch in file.iter_batches(columns=["index", "question", "prompt_ids", "answer", "row"]):
+            seen = [name for name in ("pictures", "grids") if name in file.schema_arrow.names]
+            if seen and images is None:
+                raise ValueError(f"{source}: its prompts show pictures, and the model sees none; take one that sees")
+            for batch in file.iter_batches(columns=["index", "question", "prompt_ids", "answer", "row", *seen]):
                 for row in batch.to_pylist():
-                    place = f"row {len(questions)} of {source}"
-                    questions.append(
-                        Question(row["index"], place, "", row["question"], row["answer"], json.loads(row["row"]))
-                    )
+                    place, reading.rows = f"row {reading.rows} of {source}", reading.rows + 1
+                    shown: Shown | None = ((), ())
+                    if seen and images is not None:
+                        shown = _shown(row, place, Path(source), images, reading.bad)
+                    if shown is None:
+                        continue
+                    said = row["question"], row["answer"], json.loads(row["row"])
+                    questions.append(Question(row["index"], place, "", *said, *shown))
                     ids.append(row["prompt_ids"])
     except (pa.ArrowException, OSError, KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ValueError(f"{source}: damaged ({(str(error) or 'no text').splitlines()[0]}); make it again") from error
     if not questions:
-        raise ValueError(f"{source}: there is no row in it")
-    reading.rows = len(questions)
+        raise ValueError(f"{source}: there is no row in it that can be used: {'; '.join(reading.bad.examples)}")
     if expected.template is None and spelled.template != CHAT:
         reading.notes.append(f"{source}: its prompts were prepared with the template {spelled.template}")
     return questions, ids, reading
+
+
+def _shown(row: Row, place: str, file: Path, images: ImageReader, bad: BadRows) -> Shown | None:
+    """Return the pictures of a row and their grids; None where they cannot be shown, which `bad` counts."""
+    try:
+        pictures = pictures_of(row["pictures"], file.parent)
+        grids = images.grids(pictures)
+    except (OSError, ValueError) as error:
+        bad.met(f"{place}: {error}; a prepared file and the directory of its pictures go together")
+        return None
+    if grids != (before := tuple(map(tuple, row["grids"]))):
+        raise ValueError(
+            f"{place}: its pictures become {grids} patches (frames, rows, columns), and were {before} when it was "
+            "prepared: data.image_min_pixels, data.image_max_pixels, the model's preprocessor_config.json or the files "
+            "were others; prepare it again, or set them as they were"
+        )
+    return tuple(pictures), grids
 
 
 def template_name(source: str) -> str:

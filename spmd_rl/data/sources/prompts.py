@@ -195,14 +195,11 @@ def load_dataset(
         met = f"{dataset.source} has pictures there, and the model sees none"
         raise ConfigError(Problem("data.image_column", dataset.image_column, met, "take a model that sees"))
     if prepared.is_prepared(dataset.source):
-        if dataset.image_column is not None:
-            met, way = "prepared prompts are without pictures", "name the data that they were made of"
-            raise ConfigError(Problem(f"{data.prefix}image_column", dataset.image_column, met, way))
         if shots:
             met, way = f"{dataset.source} is prepared: its prompts are token ids", "name the data that it was made of"
             raise ConfigError(Problem("shots", len(shots) // 2, met, way))
         said = prepared.expectation(data, tokenizer)
-        questions, ids, reading = prepared.read(dataset.source, said)
+        questions, ids, reading = prepared.read(dataset.source, said, data, images)
         encoded, named = [Encoded("", found) for found in ids], prepared.template_name(dataset.source)
     else:
         template = template_of(dataset, data)
@@ -213,14 +210,14 @@ def load_dataset(
         encoded, named = encode(tokenizer, template, data, contents), template.name
         if images is not None:
             encoded = [with_images(one, question, images) for one, question in zip(encoded, questions, strict=True)]
-        if dataset.image_column is not None and not any(question.pictures for question in questions):
-            none = f"none of the {len(questions)} prompts shows a picture"
-            reading.notes.append(f"data.image_column = {dataset.image_column}: {none}")
         if not template.plain and not tokens.opens_answer(tokenizer, template.text):
             reading.notes.append(
                 f"{data.prefix}template = {template.name}: it has no generation prompt: a prompt ends before what "
                 "it writes in front of an answer, and the model has to write that itself"
             )
+    if dataset.image_column is not None and not any(question.pictures for question in questions):
+        none = f"none of the {len(questions)} prompts shows a picture"
+        reading.notes.append(f"data.image_column = {dataset.image_column}: {none}")
     kept = [(question, one.token_ids) for question, one in select(data, questions, encoded, reading)][:limit]
     name = dataset.name or dataset.source
     return Loaded(
