@@ -1,15 +1,25 @@
 """Test what README and docs tell a reader to type: files and modules that are there, settings, tools that answer."""
 
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from spmd_rl import evaluate
+from spmd_rl.__main__ import split_torchrun
+from spmd_rl.chat import __main__ as chat
+from spmd_rl.config.loading import load, load_config
+from spmd_rl.config.serving import ChatConfig, EvaluateConfig
+from spmd_rl.plan import __main__ as plan
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-pytestmark = pytest.mark.slow
+PROGRAM = re.compile(r"\bspmd_rl[. ](grpo|ppo|evaluate|chat|plan)\b(.*)")
+OWN_FILES = re.compile(r"\.\.\.|\bFILE\b|\bmine\.yaml\b|\[--|--help")
+"""Of a reader's: commands about them say how it is done, and can't be tried."""
 
 
 def commands() -> list[tuple[str, str]]:
@@ -23,6 +33,19 @@ def commands() -> list[tuple[str, str]]:
         start = r"(?:\w+=\S+ )*(?:python3?|bash|torchrun|sbatch)\b.*\b(?:spmd_rl|tools|launch)\b"
         found += [(page.name, line.partition(" #")[0].strip()) for line in lines if re.match(start, line)]
     return found
+
+
+def calls() -> list[tuple[str, str, list[str]]]:
+    """Return (page, program, the program's own words) of commands whose files are ours."""
+    found: dict[tuple[str, ...], str] = {}
+    for page, command in commands():
+        source = next(path for path in PAGES if path.name == page).read_text()
+        for name, value in reversed(re.findall(r'^(\w+)="(.*)"$', source, re.MULTILINE)):
+            command = command.replace(f"${name}", value)
+        called = PROGRAM.search(command)
+        if called and called[2].strip() and not OWN_FILES.search(called[2]):
+            found.setdefault((called[1], *split_torchrun(shlex.split(called[2]))[0]), page)
+    return [(page, program, words) for (program, *words), page in found.items()]
 
 
 def test_the_docs_have_commands():
@@ -68,6 +91,29 @@ def test_every_setting_that_is_named_is_one():
     assert wrong == []
 
 
+def test_the_settings_of_every_command_are_taken_by_its_program():
+    kinds = {"evaluate": (EvaluateConfig, evaluate.NEEDED), "chat": (ChatConfig, chat.NEEDED)}
+    found = calls()
+    assert len(found) > 30
+    for page, program, words in found:
+        try:
+            if program in kinds:
+                load(kinds[program][0], words, kinds[program][1], "")
+            elif program != "plan":
+                load_config(words)
+        except ValueError as error:
+            pytest.fail(f"{page}: {program} {shlex.join(words)}\n{error}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [words for _, program, words in calls() if program == "plan"], ids=" ".join)
+def test_every_plan_that_is_shown_is_made(words, smollm2, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    plan.main([*words, *(["--model.path", smollm2] if "demo_smollm2" in words[1] else [])])
+    assert "GiB" in capsys.readouterr().out
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "tool", sorted(path.name for path in (ROOT / "tools").glob("*.py") if "main()" in path.read_text())
 )
