@@ -12,6 +12,7 @@ from typing import Any, TypeVar, get_args, get_origin
 import tyro
 
 from spmd_rl.config.fields import NAME, knobs, named_section
+from spmd_rl.config.foreign.lookup import foreign_answer
 from spmd_rl.config.yaml_file import describe, read_words, unknown
 from spmd_rl.errors import Problem
 
@@ -26,17 +27,22 @@ WHERE = "command line"
 def split_words(argv: list[str], problems: list[Problem]) -> tuple[list[str], dict[str, list[str]], bool]:
     """Return (files of --config, setting -> its words, whether help is wanted); the last of a repeated setting wins."""
     groups: list[tuple[str, list[str]]] = []
-    wants_help = False
+    wants_help = bare = False
     for word in argv:
         if word in ("-h", "--help"):
             wants_help = True
         elif word.startswith("--") and len(word) > 2:
             name, given, value = word[2:].partition("=")
             groups.append((name.replace("-", "_"), [value] if given else []))
-        elif groups:
+        elif groups and not (bare and "=" in word):
             groups[-1][1].append(word)
         else:
-            problems.append(Problem(word, None, "", "expected --config FILE or --section.setting VALUE", WHERE))
+            if not bare:
+                problems.append(Problem(word, None, "", "expected --config FILE or --section.setting VALUE", WHERE))
+            name, given, value = word.lstrip("+~").partition("=")
+            bare = bool(given and re.fullmatch(r"[\w.]+", name))
+            if bare:  # Hydra's form: what it is here is said too
+                groups.append((name, [value]))
     files = [word for name, words in groups if name == "config" for word in words]
     if any(name == "config" and len(words) != 1 for name, words in groups) or len(files) > 1:
         problems.append(Problem("--config", None, "", "expected one YAML file"))
@@ -121,6 +127,9 @@ def _stray(words: list[str], known: Iterable[str]) -> str:
             return f"write --{word}: a setting has -- in front"
         if word.endswith((".yaml", ".yml")):
             return f"write --config {word}"
+        name, given, value = word.lstrip("+~").partition("=")
+        if given and (answer := foreign_answer(name, read_words([value]), known)):
+            return answer
     return ""
 
 

@@ -11,7 +11,7 @@ from spmd_rl.config.command_line import name_sections, override, print_help, spl
 from spmd_rl.config.config import Config
 from spmd_rl.config.data_config import DatasetConfig
 from spmd_rl.config.fields import knobs, named_section, range_problems
-from spmd_rl.config.foreign.lookup import foreign_program
+from spmd_rl.config.foreign.lookup import foreign_launcher, foreign_program
 from spmd_rl.config.redact import hidden
 from spmd_rl.config.shipped import find_file, shipped_list
 from spmd_rl.config.yaml_file import SectionReader, read_yaml
@@ -61,6 +61,9 @@ def load(
     if program := foreign_program(content):
         way = f"translate it: python -m spmd_rl from-mindspeed {files[0]} --output mine.yaml, and give that"
         refuse([Problem("--config", files[0], f"it is a file of {program.name}", way)])
+    if launcher := foreign_launcher(content):
+        way = "torchrun starts the ranks (--nproc_per_node, NNODES); parallel.tensor and the like share the model"
+        refuse([Problem("--config", files[0], f"it is a file of {launcher}, which has no part here", way)])
     values = SectionReader(kind, files[0] if files else "", problems).read(content or {})
     name_sections(knobs(kind), overrides, values, wants_help)
     if wants_help:

@@ -64,9 +64,10 @@ ALIASES = {
     "timing/reshard_to_train": "timing/resharding_to_train",
     "timing/reference_onload": "timing/ref_onload",
     "timing/reference_offload": "timing/ref_offload",
-    # Neither is ever hidden behind other work.
+    # None of them is ever hidden behind other work.
     "timing/reference_model": "timing/non_overlap_reference_model",
     "timing/adv": "timing/non_overlap_adv",
+    "timing/reward_model": "timing/non_overlap_reward_model",
 }
 """Metrics that are logged under a second name too, which dashboards of MindSpeed-RL have for them."""
 

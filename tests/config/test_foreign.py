@@ -51,7 +51,13 @@ def test_a_name_with_a_value_gets_its_answer(line):
     option, name, value, expected = line.split(" | ")
     program = next(one for one in PROGRAMS if one.option == option)
     facts = Facts(
-        {"global_batch_size": 64, "train_batch_size": 64, "train_iters": 200, "total_training_steps": 200}
+        {
+            "global_batch_size": 64,
+            "train_batch_size": 64,
+            "rollout_batch_size": 64,
+            "train_iters": 200,
+            "total_training_steps": 200,
+        }
         | {"max_steps": 200, "max_prompt_length": 1024, "max_tokens": 2048, "max_response_length": 2048}
         | {"num_generations": 8, "ranks": 4, "gradient_accumulation_steps": 4, "use_kl_in_reward": True}
         | {"tensor_model_parallel_size": 4, "moe_tp_extend_ep": True}
@@ -79,11 +85,32 @@ def test_a_name_with_a_value_gets_its_answer(line):
         ("--stage ray_grpo", "stage has no counterpart here: the module that is started says it"),
         ("--zmq_communication true", "zmq_communication has no counterpart here: rank 0 plans one exchange"),
         ("--gpu_memory_utilization 0.6", "gpu_memory_utilization is here rollout.memory_fraction = 0.6"),
+        ("--prompt_type qwen_r1", "prompt_type is here data.template = qwen_r1"),
+        ("--tp 4", "tp: there is no such setting; write parallel.tensor"),
+        ("--train.batch_size 8", "write train.prompts_per_step"),
+        ("--train.steps 3 data.train_batch_size=64", "verl's train_batch_size is here train.prompts_per_step = 64"),
     ],
 )
 def test_a_foreign_name_is_answered_and_no_neighbour_is_guessed(words, answer):
     said = refused(*words.split())
     assert answer in said and "did you mean" not in said
+
+
+def test_hydras_form_is_refused_once_and_each_word_is_answered():
+    with pytest.raises(ConfigError) as caught:
+        load_config(["data.train_batch_size=64", "+actor_rollout_ref.rollout.n=8", "--model.path", "m"])
+    form, *answers = map(str, caught.value.problems)
+    assert "expected --config FILE or --section.setting VALUE" in form
+    assert [answer.partition(" is here ")[2] for answer in answers] == [
+        "train.prompts_per_step = 64",
+        "algorithm.samples_per_prompt = 8",
+    ]
+
+
+def test_a_file_of_a_launcher_says_what_starts_the_ranks(tmp_path):
+    (tmp_path / "a.yaml").write_text("compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_GPU\n")
+    with pytest.raises(ConfigError, match="it is a file of accelerate, which has no part here; torchrun starts"):
+        load_config(["--config", str(tmp_path / "a.yaml")])
 
 
 def test_a_word_that_we_have_too_is_ours():
@@ -206,6 +233,24 @@ STUMBLES = {
         "rl_config: {max_packing_token_size: [15000, 4000], use_dynamic_bsz: true}\n"
         "actor_config: {micro_batch_size: 1}",
         {"train.tokens_per_microbatch": None},
+    ),
+    "a fraction of a run whose length is not known stays out": (
+        "num_generations: 4\nuse_vllm: true\nmax_steps: -1\nwarmup_ratio: 0.1",
+        {"train.warmup_steps": None},
+    ),
+    "verl's rule is a file and a name, and its loggers are several": (
+        "custom_reward_function: {path: mine.py, name: judge}\ntrainer: {logger: [console, swanlab]}",
+        {"reward.rules": {"mine.py:judge": 1.0}, "run.swanlab": "online", "run.wandb": "off"},
+    ),
+    "a file for the preparation of data says nothing of training": (
+        "handler_name: R1AlpacaStyleInstructionHandler\ninput: a.json\nprompt_type: empty\n"
+        "tokenizer_name_or_path: ./Qwen2.5-7B\nmap_keys: {prompt: problem, response: answer}\nseq_length: 2048",
+        {"data.template": "empty", "data.prompt_column": "problem", "algorithm.kl_coefficient": None},
+    ),
+    "EasyR1 has verl's sections and other words": (
+        "data: {rollout_batch_size: 512}\nworker: {actor: {global_batch_size: 128}}\ntrainer: {nnodes: 1}\n"
+        "algorithm: {adv_estimator: grpo, kl_coef: 1.0e-2}",
+        {"train.prompts_per_step": 512, "train.minibatches": 4, "algorithm.kl_coefficient": 0.01},
     ),
     "MindSpeed-RL's shape of a model is in config.json": ("megatron_training: {num_layers: 28}", {}),
 }

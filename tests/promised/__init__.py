@@ -17,10 +17,11 @@ def promised(name: str) -> list[str]:
     return (HERE / f"{name}.txt").read_text().splitlines()
 
 
-def documented(loop: str) -> set[str]:
-    """Return the metrics that MindSpeed-RL's and MindSpeed-MM's pages name for a loop (grpo, ppo), as spelled there."""
+def documented(*whose: str) -> set[str]:
+    """Return the metrics that MindSpeed-RL's and MindSpeed-MM's pages name, as spelled there: those of both loops, and
+    of `whose` (grpo, ppo; reference, reward_model, pictures: of a run that has one)."""
     lines = (line.split() for line in promised("mindspeed"))
-    return {name for whose, name in lines if whose in ("both", loop)}
+    return {name for kind, name in lines if kind in ("both", *whose)}
 
 
 def settings(kind: type, prefix: str = "") -> list[str]:

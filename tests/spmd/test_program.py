@@ -216,7 +216,8 @@ def test_the_metrics_have_their_names_and_the_phases_fit_into_the_step(finished)
     assert [name for row in (rows[0], rows[-1]) for name in evaluated if name not in row] == []
     for row in rows[1:3]:
         every = set(promised("metrics")) - {*evaluated, "correction/canary_gap"}
-        assert (every | documented("grpo") | {"math_answer_rewards/mean"}) - row.keys() == set()
+        theirs = documented("grpo", "reference", "reward_model")
+        assert (every | theirs | {"math_answer_rewards/mean"}) - row.keys() == set()
         phases = "rollout old_log_p update reference_model reward_model reshard_to_train reshard_to_infer"
         parts = sum(row[f"timing/{phase}"] for phase in phases.split())
         assert row["timing/all"] >= parts + row["timing/non_overlap_rule_reward"]

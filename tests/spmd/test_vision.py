@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from tiny_run import RULE, tiny_rule, tiny_settings
 
 from deadlines import crowding
+from promised import documented
 from spmd.ranks import ROOT
 from spmd_rl.analysis.compare_runs import compare
 from spmd_rl.testing.launcher import environment, torchrun
@@ -72,6 +73,7 @@ def test_prompts_show_their_pictures_and_the_policy_learns(finished):
     for row in finished.rows:
         assert row["prompt_length/max"] > 60 and row["grad_norm"] > 0
         assert row["prompt_length/max"] <= 400
+        assert documented("grpo", "pictures") - row.keys() == set()
         assert 40 < row["prompt_length/image_mean"] < row["prompt_length/mean"]
         assert 0 < row["timing/image_embeds"] < row["timing/all"]
     files = sorted((finished.root / "whole" / "samples").glob("*.jsonl"))

@@ -75,6 +75,8 @@ class Program:
     """Words on the top level of its files which are none of ours."""
     enough: int = 1
     """So many of them tell that a file is its."""
+    of_data: frozenset[str] = frozenset()
+    """Words on the top level of its files which say of data alone: there `defaults` have no place."""
     defaults: Mapping[str, Value] = field(default_factory=dict)
     """Our setting -> what that program takes where it is not set, and that is not what we do."""
 
@@ -123,7 +125,7 @@ def steps_of(*names: str) -> Convert:
 
     def convert(value: Value, facts: Facts) -> Value:
         steps = facts.number(*names)
-        return 0 if not value else None if steps is None else round(value * steps)
+        return 0 if not value else None if steps is None or steps <= 0 else round(value * steps)
 
     return convert
 

@@ -8,6 +8,11 @@ from spmd_rl.config.foreign.trl_names import TRL
 from spmd_rl.config.foreign.verl_names import VERL
 
 PROGRAMS = (MINDSPEED, VERL, TRL)
+SHORT = {"tp": "parallel.tensor", "pp": "parallel.pipeline", "cp": "parallel.context", "ep": "parallel.expert"}
+SHORT |= {"etp": "parallel.expert_tensor", "vpp": "parallel.virtual", "batch_size": "train.prompts_per_step"}
+"""What everybody calls them, and no program in its files."""
+LAUNCHERS = {"accelerate": {"compute_environment", "distributed_type"}, "DeepSpeed": {"zero_optimization"}}
+"""Programs that start ranks or share a model among them -> a word on the top level of their files."""
 
 
 def foreign_answer(name: str, value: Value, known: Iterable[str]) -> str | None:
@@ -23,7 +28,8 @@ def foreign_answer(name: str, value: Value, known: Iterable[str]) -> str | None:
             continue
         found.setdefault(row, []).append(program.name)
     if not found:
-        return None
+        short = SHORT.get(name.rpartition(".")[2])
+        return f"write {short}" if short in here.values() else None
     row, names = max(found.items(), key=lambda item: (bool(item[0].ours), len(item[1])))
     ours = tuple(here.get(setting) or here.get(setting.rpartition(".")[2], "") for setting in row.ours)
     if not all(ours):
@@ -35,7 +41,13 @@ def foreign_program(content: Value) -> Program | None:
     """Return the program that a file's content is for, where that is not this one."""
     if not isinstance(content, dict):
         return None
-    return next((one for one in PROGRAMS if len(one.sections & content.keys()) >= one.enough), None)
+    return next((one for one in PROGRAMS if len((one.sections | one.of_data) & content.keys()) >= one.enough), None)
+
+
+def foreign_launcher(content: Value) -> str | None:
+    """Return the program that starts ranks which a file's content is for."""
+    words = content.keys() if isinstance(content, dict) else ()
+    return next((name for name, known in LAUNCHERS.items() if known & set(words)), None)
 
 
 def _in_place(row: Row, ours: tuple[str, ...]) -> Value:

@@ -133,6 +133,18 @@ _SET = rows(
         fixed(None),
     ),
     ("data_path", "data.source", _DATA, _source),
+    ("prompt_type", "data.template", "the templates have their names"),
+    (
+        "prompt_type_path",
+        "data.template",
+        "a .jinja file for each template, in place of one templates.json",
+        fixed(None),
+    ),
+    ("map_keys.prompt", "data.prompt_column"),
+    ("map_keys.response", "data.answer_column"),
+    ("map_keys.system", "data.system", "a dataset's file has query_column and system_column", fixed(None)),
+    ("map_keys.query", "data.source", "a dataset's file has query_column and system_column", fixed(None)),
+    ("input", "data.source", "a dataset's file names its columns: configs/datasets/deepscaler.yaml:FILE.json"),
     ("no_shuffle", "data.shuffle", "the opposite", lambda value, _: not value),
     ("full_shuffle_instruction_dataset", "data.shuffle", "", fixed(None)),
     *_optimizer("", "train", "0.01 by default there, here 0.0"),
@@ -220,6 +232,10 @@ _LEFT = (
         "init_method_std",
     ),
     *without("the module that is started says it: spmd_rl.grpo or spmd_rl.ppo", "stage"),
+    *without(
+        "nothing is prepared before training; tools/preprocess_data.py shows and keeps prompts",
+        "handler_name output_prefix dataset_additional_keys workers",
+    ),
     *without(
         "torchrun starts the ranks: --nproc_per_node, NNODES, with policy, reference and critic on all of them",
         "num_npus actor_resource reference_resource reward_resource critic_resource vit_resource "
@@ -340,6 +356,7 @@ MINDSPEED = Program(
     "mindspeed",
     (*_SET, *_LEFT),
     frozenset({"megatron_training", "actor_config", "rl_config", "generate_config", "ref_config", "critic_config"}),
+    of_data=frozenset({"handler_name", "prompt_type", "output_prefix"}),
     defaults={
         "algorithm.kl_coefficient": 0.01,
         "algorithm.samples_per_prompt": 1,

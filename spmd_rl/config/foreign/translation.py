@@ -78,8 +78,9 @@ def translate(
     done = Translation(program, ranks=ranks or _ranks(facts))
     for name, value in given.items():
         done.take(name, value, facts)
+    of_data = program.of_data & given.keys()
     for setting, value in program.defaults.items():
-        if setting not in done.values:
+        if not of_data and setting not in done.values:
             done.values[setting], done.comments[setting] = value, f"{program.name}'s default"
     _complete(done, data)
     return done
@@ -91,7 +92,7 @@ def _complete(done: Translation, data: str | None) -> None:
         done.values["data.source"], done.comments["data.source"] = data, "as asked for"
     model = str(done.values.get("model.path", "")).lower()
     template = next((name for part, name in TEMPLATES.items() if part in model), None)
-    if template and done.program.option == "mindspeed":
+    if template and done.program.option == "mindspeed" and "data.template" not in done.values:
         done.values["data.template"] = template
         done.comments["data.template"] = "prompt_type of their preprocessing; name yours"
     if done.values.get("algorithm.advantage") != "gae":

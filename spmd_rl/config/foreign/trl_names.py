@@ -48,10 +48,8 @@ def _rounds(value: Value, facts: Facts) -> Value:
 def _reports(value: Value, facts: Facts) -> Value:
     named_ones = [value] if isinstance(value, str) else value
     everything = "all" in named_ones
-    return {
-        "run.tensorboard": everything or "tensorboard" in named_ones,
-        "run.wandb": "online" if everything or "wandb" in named_ones else "off",
-    }
+    online = {f"run.{name}": "online" if everything or name in named_ones else "off" for name in ("wandb", "swanlab")}
+    return {"run.tensorboard": everything or "tensorboard" in named_ones} | online
 
 
 def _scaled(value: Value, facts: Facts) -> Value:
@@ -70,6 +68,8 @@ _SET = rows(
     ("torch_dtype", "model.dtype", "", named({"bfloat16": "bfloat16", "float32": "float32"})),
     ("bf16", "model.dtype", "", on("bfloat16", "float32")),
     ("dataset_name", "data.source"),
+    ("dataset_prompt_column", "data.prompt_column"),
+    ("system_prompt", "data.system"),
     ("dataset_config", "data.source", "a file of configs/datasets/ names the subset", fixed(None)),
     ("num_generations", "algorithm.samples_per_prompt"),
     ("max_completion_length", "rollout.max_response_length"),
@@ -129,7 +129,7 @@ _SET = rows(
     ("output_dir", "run.dir"),
     ("run_name", "run.name"),
     ("seed", "run.seed"),
-    ("report_to", "run.tensorboard run.wandb", _REPORT, _reports),
+    ("report_to", "run.tensorboard run.wandb run.swanlab", _REPORT, _reports),
     ("num_completions_to_print", "run.samples_logged"),
     ("trust_remote_code", "model.trust_remote_code"),
 )
@@ -139,7 +139,9 @@ _LEFT = (
         "use_vllm vllm_mode vllm_enable_sleep_mode vllm_server_host vllm_server_port vllm_server_base_url "
         "vllm_model_impl sleep_level offload_model offload_optimizer ds3_gather_for_generation",
     ),
-    *without("every step is in metrics.jsonl", "logging_steps logging_first_step logging_strategy log_completions"),
+    *without(
+        "every step is in metrics.jsonl", "logging_steps logging_first_step logging_strategy log_completions log_level"
+    ),
     *without(
         "torchrun starts the ranks, Megatron shares the model: parallel.tensor, parallel.pipeline",
         "deepspeed fsdp fsdp_config ddp_find_unused_parameters",
@@ -149,14 +151,17 @@ _LEFT = (
     ),
     *without("the reference stays as it was at the start", "sync_ref_model ref_model_mixup_alpha ref_model_sync_steps"),
     *without("all columns are kept for rules; data.source says which", "remove_unused_columns"),
-    *without("all parameters are trained", "use_peft lora_r lora_alpha lora_target_modules lora_dropout load_in_4bit"),
+    *without(
+        "all parameters are trained",
+        "use_peft use_lora lora_r lora_rank lora_alpha lora_target_modules lora_dropout load_in_4bit",
+    ),
     *without(
         "tokens are weighed by algorithm.correction", "vllm_importance_sampling_correction vllm_importance_sampling_cap"
     ),
     *without("the optimizer is AdamW", "optim"),
     *without("attention is the platform's own", "attn_implementation"),
     *without("it is GRPO where spmd_rl.grpo is started", "rlhf_type"),
-    *without("the model's directory at the end is hf/: run.export_hf", "push_to_hub hub_model_id"),
+    *without("the model's directory at the end is hf/: run.export_hf", "push_to_hub hub_model_id hub_strategy"),
 )
 TRL = Program(
     "TRL",

@@ -21,6 +21,7 @@ _MICRO = "samples there; here tokens, of every pass: samples x (longest prompt +
 _WARMUP = "a fraction of the run there; here steps: fraction x train.steps"
 _FILES = "a file in the columns that configs/datasets/verl_parquet.yaml names"
 _EPOCHS = "here steps: epochs x rows / train.prompts_per_step"
+_RULE = "a function of verl's signature is taken as it is: path/to/file.py:function"
 _LOSSES = {
     "token-mean": "token_mean",
     "seq-mean-token-sum": "sequence_sum",
@@ -43,8 +44,13 @@ def _source(value: Value, facts: Facts) -> Value:
     return f"configs/datasets/verl_parquet.yaml:{value[0] if isinstance(value, list) else value}"
 
 
+def _rule(value: Value, facts: Facts) -> Value:
+    return {"reward.rules": {f"{value}:{facts.get('custom_reward_function.name') or 'compute_score'}": 1.0}}
+
+
 def _loggers(value: Value, facts: Facts) -> Value:
-    return {"run.tensorboard": "tensorboard" in value, "run.wandb": "online" if "wandb" in value else "off"}
+    online = {f"run.{name}": "online" if name in value else "off" for name in ("wandb", "swanlab")}
+    return {"run.tensorboard": "tensorboard" in value} | online
 
 
 def _optimizer(section: str, ours: str, warmup: str) -> tuple[tuple[Value, ...], ...]:
@@ -58,8 +64,9 @@ def _optimizer(section: str, ours: str, warmup: str) -> tuple[tuple[Value, ...],
 
 
 _SET = rows(
-    ("train_batch_size", "train.prompts_per_step"),
+    ("train_batch_size rollout_batch_size", "train.prompts_per_step"),
     ("ppo_mini_batch_size", "train.minibatches", _BATCH, parts_of("train_batch_size")),
+    ("worker.actor.global_batch_size", "train.minibatches", _BATCH, parts_of("rollout_batch_size")),
     (
         "ppo_micro_batch_size_per_gpu ppo_micro_batch_size",
         "train.tokens_per_microbatch",
@@ -71,18 +78,22 @@ _SET = rows(
     ("train_files", "data.source", _FILES, _source),
     ("val_files", "data.eval_source", _FILES, _source),
     ("prompt_key", "data.prompt_column"),
+    ("answer_key", "data.answer_column"),
+    ("image_key", "data.image_column"),
+    ("custom_reward_function.path", "reward.rules", _RULE, _rule),
+    ("custom_reward_function.name", "reward.rules", _RULE, fixed(None)),
     ("filter_overlong_prompts", "data.overlong_prompts", "", on("drop", "refuse")),
     ("data.max_prompt_length", "data.max_prompt_length"),
     ("data.max_response_length", "rollout.max_response_length"),
     ("data.shuffle", "data.shuffle"),
     ("data.seed", "run.seed"),
-    ("actor_rollout_ref.model.path", "model.path"),
+    ("actor_rollout_ref.model.path worker.actor.model.model_path", "model.path"),
     ("ref.model.path", "model.reference_path"),
     ("model.trust_remote_code", "model.trust_remote_code"),
     ("enable_gradient_checkpointing", "train.recompute"),
     *_optimizer("actor", "train", "warmup_steps"),
     *_optimizer("critic", "critic", "learning_rate_warmup_steps"),
-    ("grad_clip", "train.clip_grad"),
+    ("grad_clip worker.actor.max_grad_norm", "train.clip_grad"),
     ("critic.grad_clip", "critic.clip_grad"),
     ("clip_ratio", "algorithm.clip_low algorithm.clip_high"),
     ("clip_ratio_low", "algorithm.clip_low"),
@@ -103,6 +114,12 @@ _SET = rows(
     ("use_kl_in_reward", "algorithm.kl_in_reward"),
     ("kl_penalty", "algorithm.kl_estimator", "kl is k1, mse k2, low_var_kl k3", named(ESTIMATORS)),
     ("kl_ctrl.type", "algorithm.kl_control"),
+    (
+        "algorithm.kl_coef",
+        "algorithm.kl_coefficient",
+        "",
+        lambda value, facts: 0.0 if facts.get("disable_kl") else value,
+    ),
     ("kl_ctrl.kl_coef", "algorithm.kl_coefficient", "with algorithm.kl_in_reward", _reward_kl),
     ("kl_ctrl.horizon", "algorithm.kl_horizon"),
     ("kl_ctrl.target_kl", "algorithm.kl_target"),
@@ -114,7 +131,7 @@ _SET = rows(
     ("actor.megatron.expert_tensor_parallel_size", "parallel.expert_tensor"),
     ("actor.megatron.context_parallel_size", "parallel.context"),
     ("ulysses_sequence_parallel_size", "parallel.context"),
-    ("rollout.tensor_model_parallel_size", "rollout.tensor"),
+    ("rollout.tensor_model_parallel_size worker.rollout.tensor_parallel_size", "rollout.tensor"),
     ("rollout.n", "algorithm.samples_per_prompt"),
     ("rollout.temperature", "rollout.temperature"),
     ("rollout.top_p", "rollout.top_p"),
@@ -138,7 +155,7 @@ _SET = rows(
     ("max_actor_ckpt_to_keep", "checkpoint.keep_last"),
     ("experiment_name", "run.name"),
     ("project_name", "run.wandb_project"),
-    ("logger", "run.tensorboard run.wandb", "", _loggers),
+    ("logger", "run.tensorboard run.wandb run.swanlab", "", _loggers),
     ("default_local_dir", "run.dir"),
 )
 _LEFT = (
@@ -163,8 +180,13 @@ _LEFT = (
     ),
     *without(
         "a rule is named in reward.rules: path/to/file.py:function",
-        "custom_reward_function.path custom_reward_function.name reward_manager reward_fn_key",
+        "custom_reward_function.reward_kwargs reward_manager reward_fn_key",
     ),
+    *without(
+        "it is a rule of reward.rules: overlong(buffer_tokens=512)",
+        "overlong_buffer.enable overlong_buffer.len overlong_buffer.penalty_factor overlong_buffer.log",
+    ),
+    *without("it is always so here", "calculate_log_probs"),
     *without("the same command goes on: checkpoint.resume", "resume_mode resume_from_path"),
     *without("all weights are trained; there are no adapters", "lora_rank lora_alpha target_modules"),
     *without("a sample is one prompt and one response, without tools", "multi_turn.enable multi_turn.tool_config_path"),
