@@ -240,7 +240,7 @@ STUMBLES = {
     ),
     "verl's rule is a file and a name, and its loggers are several": (
         "custom_reward_function: {path: mine.py, name: judge}\ntrainer: {logger: [console, swanlab]}",
-        {"reward.rules": {"mine.py:judge": 1.0}, "run.swanlab": "online", "run.wandb": "off"},
+        {"reward.rules": {"verl:mine.py:judge": 1.0}, "run.swanlab": "online", "run.wandb": "off"},
     ),
     "a file for the preparation of data says nothing of training": (
         "handler_name: R1AlpacaStyleInstructionHandler\ninput: a.json\nprompt_type: empty\n"

@@ -21,7 +21,7 @@ _MICRO = "samples there; here tokens, of every pass: samples x (longest prompt +
 _WARMUP = "a fraction of the run there; here steps: fraction x train.steps"
 _FILES = "a file in the columns that configs/datasets/verl_parquet.yaml names"
 _EPOCHS = "here steps: epochs x rows / train.prompts_per_step"
-_RULE = "a function of verl's signature is taken as it is: path/to/file.py:function"
+_RULE = "verl:path/to/file.py:function takes a function of its signature as it is"
 _LOSSES = {
     "token-mean": "token_mean",
     "seq-mean-token-sum": "sequence_sum",
@@ -45,7 +45,7 @@ def _source(value: Value, facts: Facts) -> Value:
 
 
 def _rule(value: Value, facts: Facts) -> Value:
-    return {"reward.rules": {f"{value}:{facts.get('custom_reward_function.name') or 'compute_score'}": 1.0}}
+    return {"reward.rules": {f"verl:{value}:{facts.get('custom_reward_function.name') or 'compute_score'}": 1.0}}
 
 
 def _loggers(value: Value, facts: Facts) -> Value:
