@@ -1,4 +1,4 @@
-"""Test the end of the rank server that tests see; its ranks are seen in tests/spmd."""
+"""Test what the rank server says of jobs that go wrong, and its end that tests see; its ranks are in tests/spmd."""
 
 import subprocess
 import sys
@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from spmd import server as servers
+from spmd_rl.testing.launcher import ROOT, environment
 
 
 def served_by(monkeypatch, tmp_path, program: str) -> servers.Server:
@@ -50,3 +51,32 @@ def test_a_server_that_nobody_waits_for_any_more_is_ended_and_replaced(monkeypat
     with pytest.raises(TimeoutError):
         made.run("nothing", 1, {}, 60)
     assert made.process.wait(60) != 0 and servers.the_server.cache_info().currsize == 0
+
+
+@pytest.mark.parametrize(
+    ("act", "problem"),
+    [
+        ("pass", ""),
+        ("if rank == 1: raise ValueError('on purpose')", "failed: rank 1 ended with 1"),
+        ("if rank == 1: os.kill(os.getpid(), 9)", "failed: rank 1 ended with -9"),
+        ("while rank == 1: time.sleep(0.1)", "did not end within 2 s of a machine of its own, on ranks [0, 1]"),
+    ],
+    ids=["well", "raises", "killed", "hangs"],
+)
+def test_a_job_that_fails_or_hangs_is_told_with_its_ranks(tmp_path, act, problem):
+    job = f"import os, time\ndef main():\n    rank = int(os.environ['RANK'])\n    {act}\n"
+    (tmp_path / "a_job.py").write_text(job)
+    asked = {"module": "a_job", "ranks": 2, "directory": str(tmp_path), "timeout_seconds": 2}
+    program = f"import os; from spmd.server import _do; print(_do({asked!r}, os.getppid()))"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment(ROOT / "tests", tmp_path),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == problem
+    assert (tmp_path / "raised1").exists() == ("raise" in act)
+    if "raise" in act:
+        for file in ("raised1", "said.txt"):
+            assert "ValueError: on purpose" in (tmp_path / file).read_text()
