@@ -19,6 +19,7 @@ device)
 esac
 bash launch/setup_env.sh cpu
 source launch/env.cpu.sh
+[[ "$(locale charmap 2>/dev/null)" == UTF-8 ]] || export PYTHONUTF8=1 # as the files that tests read
 
 .venv/bin/ruff check
 .venv/bin/ruff format --check

@@ -275,7 +275,7 @@ class Training:
             self.start_up,
         )
         world.begin()
-        (log.run_dir / "config.yaml").write_text(dump(config))
+        (log.run_dir / "config.yaml").write_text(dump(config), encoding="utf-8")
         for line in self.rank.notes:
             log.keep(line)
         patches = sum(line.startswith("patch ") for line in self.rank.notes)

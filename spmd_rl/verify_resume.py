@@ -149,7 +149,7 @@ def _other_layout(plan: Plan, other: Config, words: str) -> None:
 def _launched(plan: Plan, config: Config, run_dir: Path, name: str, max_restarts: int) -> LaunchedRun:
     file = plan.directory / f"{run_dir.name}.yaml"
     file.touch(0o600)  # the secrets are in it
-    file.write_text(dump(_set(config, run={"dir": str(run_dir)}), hide=False))
+    file.write_text(dump(_set(config, run={"dir": str(run_dir)}), hide=False), encoding="utf-8")
     output = plan.directory / f"{run_dir.name}_{name}.log"
     return LaunchedRun(["--config", str(file)], run_dir, output, plan.ranks, max_restarts, config.program)
 
@@ -212,7 +212,7 @@ def _set(config: Config, **sections: dict) -> Config:
 
 def _with_words(config: Config, words: str) -> Config:
     """Lay settings from a command line over a configuration."""
-    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml", encoding="utf-8") as file:
         file.write(dump(config, hide=False))
         file.flush()
         return load_config(["--config", file.name, *shlex.split(words)])

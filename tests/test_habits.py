@@ -1,5 +1,6 @@
 """Test what this project keeps to beside its code's behaviour: a table of laws, types, and nothing that nobody uses."""
 
+import ast
 import re
 import subprocess
 import sys
@@ -57,6 +58,20 @@ def test_docstrings_say_what_is_done_and_do_not_ask():
     files = [path for place in ("spmd_rl", "tools", "tests", "launch") for path in (ROOT / place).rglob("*.py")]
     asks = re.compile(r'^ *"""(What|Whether|How|Where|Who)\b', re.MULTILINE)
     assert sum(len(asks.findall(path.read_text())) for path in files) < 20
+
+
+def test_text_files_are_utf_8_whatever_the_terminal_speaks():
+    found = []
+    for path in [path for place in ("spmd_rl", "tools") for path in (ROOT / place).rglob("*.py")]:
+        calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+        for call in calls:
+            name = ast.unparse(call.func).rpartition(".")[2]
+            mode = " ".join(one.value for one in call.args if isinstance(getattr(one, "value", 0), str))
+            text = {"read_text": not call.args, "write_text": len(call.args) == 1, "open": "b" not in mode}
+            own = not ast.unparse(call.func).startswith(("os.", "Image."))
+            if own and text.get(name) and "encoding" not in [one.arg for one in call.keywords]:
+                found.append(f"{path.relative_to(ROOT)}:{call.lineno}: {ast.unparse(call)}")
+    assert found == []
 
 
 @pytest.mark.long

@@ -42,7 +42,7 @@ class Result:
 
 def digest(config: Path, ranks: int, overrides: Sequence[str]) -> str:
     """Return what tells runs of other settings apart."""
-    text = json.dumps([config.read_text(), ranks, list(overrides)])
+    text = json.dumps([config.read_text(encoding="utf-8"), ranks, list(overrides)])
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
@@ -53,7 +53,7 @@ def train(config: Path, seed: int, ranks: int, directory: Path, overrides: Seque
     command += ["-m", load_config(words).program, *words]
     command += ["--run.seed", str(seed), "--checkpoint.resume", "never"]
     subprocess.run(command, check=True, stdout=sys.stderr)
-    return [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    return [json.loads(line) for line in (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
 def accuracies(rows: Sequence[dict[str, float]]) -> tuple[float, float]:
@@ -66,7 +66,7 @@ def accuracies(rows: Sequence[dict[str, float]]) -> tuple[float, float]:
 
 def read(results: Path) -> list[Result]:
     """Return the results so far; a last line that was cut off is left out."""
-    lines = results.read_text().splitlines(keepends=True) if results.exists() else []
+    lines = results.read_text(encoding="utf-8").splitlines(keepends=True) if results.exists() else []
     return [Result(**json.loads(line)) for line in lines if line.endswith("\n")]
 
 
@@ -75,7 +75,7 @@ def add(results: Path, result: Result) -> None:
     results.parent.mkdir(parents=True, exist_ok=True)
     whole = [*read(results), result]
     beside = results.with_suffix(".new")
-    beside.write_text("".join(json.dumps(asdict(one)) + "\n" for one in whole))
+    beside.write_text("".join(json.dumps(asdict(one)) + "\n" for one in whole), encoding="utf-8")
     beside.replace(results)
 
 

@@ -48,7 +48,7 @@ def run(config: Path, ranks: int, steps: int, overrides: list[str], directory: P
     for name in ("evaluation.before", "evaluation.after", "run.export_hf", "run.tensorboard"):
         command += [f"--{name}", "False"]
     subprocess.run(command, check=True, stdout=sys.stderr)
-    return [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    return [json.loads(line) for line in (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
 def median_of(rows: list[dict[str, float]], name: str) -> float | None:
@@ -132,7 +132,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as directory:
             rows = run(config, options.ranks, options.steps, overrides, Path(directory) / "run")
         if options.json and config == options.config:
-            options.json.write_text("\n".join(json.dumps(row) for row in rows))
+            options.json.write_text("\n".join(json.dumps(row) for row in rows), encoding="utf-8")
         # Memory is a peak over the whole life of a rank, its start included.
         peak = max(row["memory/peak_bytes"] for row in rows)
         return [row | {"memory/peak_bytes": peak} for row in rows[1:]]

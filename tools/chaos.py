@@ -347,7 +347,7 @@ def chaos(
         storm.found.left_over += [_name(process) for process in run.leftover()]
     storm.verify()
     if record:
-        record.write_text("\n".join(json.dumps(asdict(kill)) for kill in storm.kills) + "\n")
+        record.write_text("\n".join(json.dumps(asdict(kill)) for kill in storm.kills) + "\n", encoding="utf-8")
     log = (run_dir / "run.log").read_text(encoding="utf-8")
     passed_over = log.count("passed over")
     found = compare(calm, run_dir)

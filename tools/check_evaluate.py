@@ -20,13 +20,13 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("evaluation", type=Path, help="output directory of spmd_rl.evaluate")
     directory = parser.parse_args(argv).evaluation
-    summary = json.loads((directory / "summary.json").read_text())
+    summary = json.loads((directory / "summary.json").read_text(encoding="utf-8"))
     settings = summary["settings"]
     if settings["temperature"] != 0:
         parser.error(f"{directory}: its temperature is {settings['temperature']}; only greedy answers can be repeated")
     llm, same = make_engine(settings, summary["dtype"]), True
     for name, said in summary["benchmarks"].items():
-        lines = [json.loads(line) for line in (directory / f"{name}.jsonl").read_text().splitlines()]
+        lines = [json.loads(line) for line in (directory / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()]
         responses = ask(llm, [line["question"] for line in lines], settings["max_response_length"])
         accuracy = sum(map(correct, lines, responses)) / len(lines)
         equal = sum(line["samples"][0]["response"] == mine for line, mine in zip(lines, responses, strict=True))

@@ -69,7 +69,7 @@ def convert(source: Path, output: Path) -> None:
     (output / INDEX).unlink(missing_ok=True)
     if files != [SINGLE]:
         index = {"metadata": {"total_size": total}, "weight_map": kept}
-        (output / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
+        (output / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     if extra := sum(is_extra(name, layers) for name in where):
         print(
             f"left out: {extra} tensors of layers for the prediction of several tokens, from model.layers.{layers} on"
@@ -92,7 +92,7 @@ def finish(source: Path, output: Path, config: dict[str, object]) -> None:
     config |= {"torch_dtype": "bfloat16"} | (
         {"num_nextn_predict_layers": 0} if "num_nextn_predict_layers" in config else {}
     )
-    (output / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    (output / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
 def read_config(source: Path) -> dict[str, object]:

@@ -286,7 +286,7 @@ def main() -> None:
         rows = []
         for name in names:
             group, outcome = GROUPS[name], suffer(root, name)
-            (root / f"{name}.txt").write_text("\n".join(outcome.output) + "\n")
+            (root / f"{name}.txt").write_text("\n".join(outcome.output) + "\n", encoding="utf-8")
             end = "not compared"
             if group.exact and calm is not None:
                 differs = first_difference(calm.directory, outcome.directory)

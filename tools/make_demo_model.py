@@ -134,8 +134,8 @@ def write_tokenizer(gguf: Path, directory: Path, max_length: int) -> None:
     tokenizer.save_pretrained(directory)
     # transformers 5 writes its new name of the same class, which transformers 4 does not know; both know this one.
     settings = directory / "tokenizer_config.json"
-    content = json.loads(settings.read_text()) | {"tokenizer_class": "PreTrainedTokenizerFast"}
-    settings.write_text(json.dumps(content, indent=2) + "\n")
+    content = json.loads(settings.read_text(encoding="utf-8")) | {"tokenizer_class": "PreTrainedTokenizerFast"}
+    settings.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def write_tiny(args: argparse.Namespace, directory: Path) -> None:

@@ -47,9 +47,11 @@ def main() -> None:
     from spmd_rl.weights.files.safetensors_files import SafetensorsFiles
     from spmd_rl.weights.transfer.boxes import whole
 
-    config = json.loads(chosen.config.read_text()) if chosen.config else QWEN2_5_0_5B
+    config = json.loads(chosen.config.read_text(encoding="utf-8")) if chosen.config else QWEN2_5_0_5B
     chosen.output.mkdir(parents=True, exist_ok=True)
-    (chosen.output / "config.json").write_text(json.dumps(config | {"dtype": chosen.dtype}, indent=2) + "\n")
+    (chosen.output / "config.json").write_text(
+        json.dumps(config | {"dtype": chosen.dtype}, indent=2) + "\n", encoding="utf-8"
+    )
     sizes = hf_tensors(read_model_shape(chosen.output))
     dtype = getattr(torch, chosen.dtype)
     files = SafetensorsFiles(chosen.output, {SINGLE: list(sizes)}, sizes, dict.fromkeys(sizes, dtype))

@@ -56,7 +56,7 @@ def write_pictures(directory: Path, split: str, count: int, draw: random.Random)
         seeing.append(row | {"images": [picture]})
         blind.append(row | {"images": ["grey.png"]})
     for name, rows in ((split, seeing), (f"blind_{split}", blind)):
-        (directory / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (directory / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
 def square(colour: tuple[int, int, int], draw: random.Random):

@@ -77,7 +77,7 @@ def noticed(mutation: Mutation, quick: bool) -> str:
         copy = Path(scratch) / "source"
         shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".git", ".venv*", "runs", "models", "checkpoints"))
         file = copy / mutation.file
-        file.write_text(file.read_text().replace(mutation.old, mutation.new))
+        file.write_text(file.read_text(encoding="utf-8").replace(mutation.old, mutation.new), encoding="utf-8")
         options = [
             "-x",
             "-q",

@@ -116,7 +116,7 @@ def build_of_vllm_ascend() -> str:
     spec = importlib.util.find_spec("vllm_ascend")
     for place in spec.submodule_search_locations or () if spec is not None else ():
         file = Path(place) / "_build_info.py"
-        if file.is_file() and (said := re.search(r"__device_type__ = '(\w+)'", file.read_text())):
+        if file.is_file() and (said := re.search(r"__device_type__ = '(\w+)'", file.read_text(encoding="utf-8"))):
             return said[1]
     return ""
 
@@ -144,7 +144,7 @@ def cann(environment: Mapping[str, str]) -> list[Finding]:
         return [Finding("CANN", "ASCEND_HOME_PATH is not set", "stop", fix)]
     for name in ("version.cfg", "ascend_toolkit_install.info"):
         file = Path(home) / name
-        if file.is_file() and (said := re.search(r"(\d+\.\d+\.\w+[\w.]*)", file.read_text())):
+        if file.is_file() and (said := re.search(r"(\d+\.\d+\.\w+[\w.]*)", file.read_text(encoding="utf-8"))):
             return [Finding("CANN", f"{said[1]} in {home}", "ok")]
     return [Finding("CANN", f"{home} does not say its version", "warn", "look at what ASCEND_HOME_PATH names")]
 
@@ -184,8 +184,8 @@ def base_port(environment: Mapping[str, str], proc: Path = Path("/proc/sys/net/i
     first = int(environment.get("HCCL_IF_BASE_PORT", BASE_PORT))
     wanted = range(first, first + PORTS)
     try:
-        low, high = map(int, (proc / "ip_local_port_range").read_text().split())
-        kept = (proc / "ip_local_reserved_ports").read_text().strip()
+        low, high = map(int, (proc / "ip_local_port_range").read_text(encoding="utf-8").split())
+        kept = (proc / "ip_local_reserved_ports").read_text(encoding="utf-8").strip()
     except (OSError, ValueError) as error:
         return Finding("HCCL ports", f"the ports that connections take are not known: {error}", "skip")
     reserved = {

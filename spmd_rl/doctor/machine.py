@@ -140,7 +140,7 @@ def vector_units(flags: str | None = None) -> list[Finding]:
     """Say what an x86 CPU lacks for bfloat16; nothing where it lacks nothing. `flags`: as /proc/cpuinfo has them."""
     if flags is None:
         file = Path("/proc/cpuinfo")
-        lines = file.read_text().splitlines() if file.is_file() else []
+        lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
         flags = next((line.partition(":")[2] for line in lines if line.startswith("flags")), "")
     has = flags.split()
     if not has or "avx512f" in has:

@@ -33,7 +33,10 @@ def known_set(kind: str, root: Path = ROOT) -> tuple[list[Requirement], list[Req
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     lines = [*project["optional-dependencies"].get(kind, ()), *project["dependencies"]]
     core = {canonicalize_name(line.name): line for line in map(Requirement, lines)}
-    words = (line.split("#")[0].strip() for line in (root / f"requirements-{kind}.txt").read_text().splitlines())
+    words = (
+        line.split("#")[0].strip()
+        for line in (root / f"requirements-{kind}.txt").read_text(encoding="utf-8").splitlines()
+    )
     pinned = {canonicalize_name(line.name): line for line in map(Requirement, filter(None, words))}
     # A pin is narrower than pyproject.toml's range: outside the pin is untested, outside the range is wrong.
     rest = [line for name, line in pinned.items() if str(core.get(name, "")) != str(line)]

@@ -106,7 +106,7 @@ class PostMortem:
         try:
             os.kill(beat.process, self.dump)
             time.sleep(_DUMP_SECONDS)
-            return Path(f"/proc/{beat.process}/fd/{beat.stacks}").read_text(errors="replace")
+            return Path(f"/proc/{beat.process}/fd/{beat.stacks}").read_text(errors="replace", encoding="utf-8")
         except OSError:
             return ""
 
@@ -158,7 +158,7 @@ class HeartbeatSource:
     def _cpu_seconds(self) -> float:
         """Return how long the main thread ran or could have run: on a full machine a loop queues for a processor."""
         try:
-            ran, queued, _ = self._schedule.read_text().split()
+            ran, queued, _ = self._schedule.read_text(encoding="utf-8").split()
             return (int(ran) + int(queued)) / 1e9
         except (OSError, ValueError):
             return 0.0

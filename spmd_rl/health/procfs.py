@@ -69,7 +69,7 @@ def _kill(process: int) -> None:
 def _fields(process: int) -> list[str]:
     """Return the fields of /proc/<process>/stat from the state on; empty: it is gone, or there is no /proc."""
     try:
-        text = (_PROC / str(process) / "stat").read_text()
+        text = (_PROC / str(process) / "stat").read_text(encoding="utf-8")
     except OSError:
         return []
     return text.rpartition(")")[2].split()

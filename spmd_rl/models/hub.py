@@ -86,7 +86,7 @@ def _one_at_a_time(name: str) -> Iterator[None]:
     locks = Path(HF_HUB_CACHE) / ".locks"
     try:
         locks.mkdir(parents=True, exist_ok=True)
-        lock = (locks / f"spmd_rl--{name.replace('/', '--')}.lock").open("w")
+        lock = (locks / f"spmd_rl--{name.replace('/', '--')}.lock").open("wb")
     except OSError:  # a cache that cannot be written to is read
         yield
         return

@@ -22,7 +22,7 @@ _LATENT_BLOCK_TOKENS = 16
 
 def resident_bytes() -> int:
     """Return the resident memory of this process."""
-    with open("/proc/self/status") as lines:
+    with open("/proc/self/status", encoding="utf-8") as lines:
         for line in lines:
             if line.startswith("VmRSS:"):
                 return int(line.split()[1]) * 1024
@@ -32,7 +32,7 @@ def resident_bytes() -> int:
 def _reset_peak() -> None:
     """Let the kernel start a new high-water mark (VmHWM) for this process."""
     try:
-        with open("/proc/self/clear_refs", "w") as control:
+        with open("/proc/self/clear_refs", "w", encoding="utf-8") as control:
             control.write("5")
     except OSError:
         # Not allowed in some containers: the peak is then that of the whole process, which is still true.
@@ -41,7 +41,7 @@ def _reset_peak() -> None:
 
 def _peak_bytes() -> int:
     """Return the highest resident memory since the last reset (VmHWM)."""
-    with open("/proc/self/status") as lines:
+    with open("/proc/self/status", encoding="utf-8") as lines:
         for line in lines:
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024

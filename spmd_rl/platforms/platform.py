@@ -82,10 +82,12 @@ def torch_profiler(shapes: bool, stacks: bool, memory: bool) -> Profile:
 
 def free_host_bytes() -> int:
     """Return the memory of this machine, or of this container, that a process could have now."""
-    with open("/proc/meminfo") as lines:
+    with open("/proc/meminfo", encoding="utf-8") as lines:
         free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
     with suppress(OSError, ValueError):  # no limit ("max"), or not a container
-        limit, used = (int(Path(f"/sys/fs/cgroup/memory.{name}").read_text()) for name in ("max", "current"))
+        limit, used = (
+            int(Path(f"/sys/fs/cgroup/memory.{name}").read_text(encoding="utf-8")) for name in ("max", "current")
+        )
         free = min(free, max(0, limit - used))
     return free
 

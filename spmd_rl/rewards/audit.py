@@ -70,7 +70,9 @@ def main(arguments: list[str] | None = None) -> int:
     print("\n".join(report(options.run, stored, old, new, apart, names, options.show, notes)))
     if options.output:
         lines = [_line(stored[position], old[position], new[position]) for position in apart]
-        options.output.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+        options.output.write_text(
+            "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), encoding="utf-8"
+        )
     return 1 if apart else 0
 
 

@@ -142,7 +142,7 @@ def _taken(run_dir: Path, holder: Holder | None) -> ConfigError:
 def _machine() -> str:
     """Name this machine, also among several of the same name."""
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
     except OSError:
         boot = ""
     return f"{procfs.machine()} {boot}"

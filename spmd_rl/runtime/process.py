@@ -2,6 +2,7 @@
 
 import atexit
 import gc
+import io
 import logging
 import os
 import signal
@@ -63,6 +64,7 @@ def run(
     INCOMPLETE where something was not done; 1 for any other error, which is said.
     """
     silence_libraries()
+    escape_what_the_terminal_lacks()
     if rank_from_environment():
         share_terminal()
     with _exiting_on_signals(before_exit, last_words):
@@ -73,6 +75,12 @@ def run(
                 return _run(configure, lambda settings: live(settings, start.close), words, failed)
         except SystemExit as ended:  # also --help
             return _status(ended)
+
+
+def escape_what_the_terminal_lacks() -> None:
+    """Write characters that stdout's encoding does not have as escapes: a sample that is shown must not end a run."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _run(

@@ -71,7 +71,7 @@ def shared_memory(process: int) -> set[str]:
     """Files of /dev/shm, by path, that a process has mapped or open; none of another user's."""
     directory = Path("/proc") / str(process)
     try:
-        maps = (directory / "maps").read_text(errors="replace").splitlines()
+        maps = (directory / "maps").read_text(errors="replace", encoding="utf-8").splitlines()
         found = {line[line.index(_SHARED_MEMORY) :] for line in maps if _SHARED_MEMORY in line}
         for descriptor in os.listdir(directory / "fd"):
             try:

@@ -116,7 +116,7 @@ class ShardSaver:
     def _make(self, directory: Path) -> None:
         if self._world.rank == 0:
             self._make_learners(directory)
-        (directory / _rank_file(self._world.rank)).write_text(json.dumps(_generators()))
+        (directory / _rank_file(self._world.rank)).write_text(json.dumps(_generators()), encoding="utf-8")
 
     def _make_learners(self, directory: Path) -> None:
         for name in self._states:
@@ -231,7 +231,7 @@ class ShardSaver:
         others = len(list(directory.glob(_rank_file(None))))
         if others == self._world.size:  # with another number of ranks there is nobody to continue
             try:
-                _restore_generators(json.loads(mine.read_text()))
+                _restore_generators(json.loads(mine.read_text(encoding="utf-8")))
             except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
                 raise ValueError(f"{mine}: no states of random generators ({type(error).__name__}: {error})") from error
         return anew

@@ -30,6 +30,12 @@ def live(settings, started):
 launch(lambda arguments: 7, live, [])
 """
 
+SHOWS = """
+from spmd_rl.runtime.process import launch
+
+launch(lambda arguments: print("a sample: \u4e2d\u6587 \u00e9"), lambda settings, started: None, ["--help"])
+"""
+
 
 def ended(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
     environment = os.environ | variables
@@ -186,3 +192,8 @@ def test_no_garbage_is_looked_for_while_a_program_starts():
         kept = [[] for _ in range(10)]
     assert gc.isenabled() and gc.get_freeze_count() >= len(kept)
     gc.unfreeze()
+
+
+def test_a_terminal_that_lacks_a_character_shows_its_number_and_the_program_goes_on():
+    end = ended(SHOWS, PYTHONIOENCODING="ascii")
+    assert end.stdout == "a sample: \\u4e2d\\u6587 \\xe9\n" and "Unicode" not in end.stderr, end.stderr

@@ -21,7 +21,9 @@ def main() -> None:
             status, said = run(settings(model, directory, 6), environment=os.environ | {"TASK_QUEUE_ENABLE": value})
             expect(f"runs with TASK_QUEUE_ENABLE = {value}", status == 0, said)
             if status == 0:
-                rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()][1:]
+                rows = [
+                    json.loads(line) for line in (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+                ][1:]
                 for name in SHOWN:
                     found = [row[name] for row in rows if name in row]
                     print(f"  {name} {statistics.median(found):.4g}" if found else f"  {name}: not there")

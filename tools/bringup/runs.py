@@ -61,7 +61,9 @@ def main() -> None:
         for family, more in FAMILIES.items():
             status, said = run(settings(made(family, root), root / f"run_{family}", 2, *more))
             file = root / f"run_{family}" / "metrics.jsonl"
-            rows = [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
+            rows = (
+                [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.is_file() else []
+            )
             gaps = [row[name] for row in rows for name in row if name.endswith("canary_gap")]
             expect(f"two steps of {family}, refreshed and proved; canary {gaps}", status == 0 and len(gaps) > 0, said)
     leave()

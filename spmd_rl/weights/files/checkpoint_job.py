@@ -55,7 +55,7 @@ class Job:
                 result = unit.run(unit.name)
                 file = self._state / f"{unit.name}.json"
                 scratch = file.with_suffix(".tmp")
-                scratch.write_text(json.dumps({"result": result}))
+                scratch.write_text(json.dumps({"result": result}), encoding="utf-8")
                 os.replace(scratch, file)
         self.barrier()
         notes = {unit.name: self._note(unit) for unit in units} if self.rank == 0 else {}
@@ -103,17 +103,17 @@ class Job:
         if not resumes:
             self._state.mkdir(parents=True)
             prepare()
-            (self._state / "plan.json").write_text(json.dumps(self._plan, indent=1))
+            (self._state / "plan.json").write_text(json.dumps(self._plan, indent=1), encoding="utf-8")
 
     def _resumes(self) -> bool:
         try:
-            return json.loads((self._state / "plan.json").read_text()) == self._plan
+            return json.loads((self._state / "plan.json").read_text(encoding="utf-8")) == self._plan
         except (OSError, ValueError):
             return False
 
     def _note(self, unit: Unit) -> dict[str, Any] | None:
         try:
-            return json.loads((self._state / f"{unit.name}.json").read_text())
+            return json.loads((self._state / f"{unit.name}.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
 

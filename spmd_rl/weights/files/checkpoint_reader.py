@@ -194,7 +194,7 @@ def _read_metadata(path: Path) -> Metadata:
         lacking = CONFIG if not (path / CONFIG).is_file() else METADATA
         raise ValueError(f"{path}: no {lacking} in it; it isn't a Megatron checkpoint, or wasn't finished")
     try:
-        form = json.loads((path / CONFIG).read_text())["sharded_backend"]
+        form = json.loads((path / CONFIG).read_text(encoding="utf-8"))["sharded_backend"]
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path / CONFIG}: not what Megatron writes ({_first_line(error)})") from error
     if form != "torch_dist":

@@ -95,7 +95,7 @@ def write_index(
     with (directory / METADATA).open("wb") as stream:
         pickle.dump(Metadata(content, None, places, StorageMeta(), "1.0.0"), stream)
         _sync(stream)
-    (directory / CONFIG).write_text(json.dumps(_FORMAT))
+    (directory / CONFIG).write_text(json.dumps(_FORMAT), encoding="utf-8")
 
 
 def _sync(stream: io.BufferedWriter) -> None:

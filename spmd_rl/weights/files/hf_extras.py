@@ -43,7 +43,7 @@ def copy_companions(source: Path, target: Path, dtype: torch.dtype | None = None
     file = target / "config.json"
     if not file.is_file():
         return
-    config = json.loads(file.read_text())
+    config = json.loads(file.read_text(encoding="utf-8"))
     changed = {key: value for key, value in config.items() if key != "quantization_config"}
     if changed.get("num_nextn_predict_layers"):
         changed["num_nextn_predict_layers"] = 0
@@ -51,17 +51,17 @@ def copy_companions(source: Path, target: Path, dtype: torch.dtype | None = None
         name = str(dtype).removeprefix("torch.")
         changed |= {key: name for key in ("torch_dtype", "dtype") if key in config}
     if changed != config:
-        file.write_text(json.dumps(changed, indent=2) + "\n")
+        file.write_text(json.dumps(changed, indent=2) + "\n", encoding="utf-8")
 
 
 def say_value_head(directory: Path, shape: ModelShape) -> None:
     """Make config.json that of the sequence-classification model."""
     file = directory / "config.json"
-    config = json.loads(file.read_text())
+    config = json.loads(file.read_text(encoding="utf-8"))
     config.pop("id2label", None)
     config.pop("label2id", None)
     config |= {"architectures": [shape.architecture], "num_labels": shape.labels}
-    file.write_text(json.dumps(config, indent=2) + "\n")
+    file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
 def remember_files(source: HfSource, directory: Path, shape: ModelShape) -> None:
@@ -72,10 +72,10 @@ def remember_files(source: HfSource, directory: Path, shape: ModelShape) -> None
         if name in kept:
             groups.setdefault(header.file.name, []).append(name)
     index = source.path / INDEX
-    said = json.loads(index.read_text()).get("metadata") if index.is_file() else None
+    said = json.loads(index.read_text(encoding="utf-8")).get("metadata") if index.is_file() else None
     stored = {name: header.name for name, header in source.headers.items() if header.name != name}
     note = {"files": groups, "index": said} | ({"names": stored} if stored else {})
-    (directory / _FILES).write_text(json.dumps(note, indent=1) + "\n")
+    (directory / _FILES).write_text(json.dumps(note, indent=1) + "\n", encoding="utf-8")
 
 
 def read_files(directory: Path) -> dict[str, Any] | None:
@@ -88,7 +88,7 @@ def read_files(directory: Path) -> dict[str, Any] | None:
     if not file.is_file():
         return None
     try:
-        known = json.loads(file.read_text())
+        known = json.loads(file.read_text(encoding="utf-8"))
         for name, tensors in known["files"].items():
             assert Path(name).name == name and name.endswith(".safetensors") and isinstance(tensors, list)
         return {"files": known["files"], "index": known["index"], "names": known.get("names", {})}

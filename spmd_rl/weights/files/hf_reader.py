@@ -196,7 +196,7 @@ def _files(path: Path, knob: str) -> list[Path]:
 
 def _weight_map(index: Path) -> dict[str, str]:
     try:
-        names = json.loads(index.read_text())["weight_map"]
+        names = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         assert isinstance(names, dict) and all(isinstance(file, str) for file in names.values())
         return names
     except (ValueError, KeyError, TypeError, AssertionError) as error:

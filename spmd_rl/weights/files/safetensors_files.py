@@ -93,7 +93,7 @@ class SafetensorsFiles:
         if list(self._files) != [SINGLE]:
             weight_map = {self._stored.get(name, name): file for file, names in self._files.items() for name in names}
             index = {"metadata": total or {"total_size": sum(self.bytes_of.values())}, "weight_map": weight_map}
-            (self._directory / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
+            (self._directory / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
     def write(self, box: Box, values: torch.Tensor) -> None:
         """Put a part of a tensor where it belongs; the part's elements are neighbours in the tensor."""
