@@ -108,7 +108,8 @@ def fit(directory: Path, seed: int, steps: int, batch: int = 32) -> None:
     from transformers import AutoTokenizer, Qwen2_5_VLForConditionalGeneration
 
     from spmd_rl.config.data_config import DataConfig
-    from spmd_rl.data.image_reader import ImageReader, Picture, parts
+    from spmd_rl.data.image_reader import ImageReader, parts
+    from spmd_rl.data.pictures import Picture
     from spmd_rl.models.model_shape import read_model_shape
 
     tokenizer = AutoTokenizer.from_pretrained(directory)

@@ -25,7 +25,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from spmd_rl.config.data_config import DataConfig
 from spmd_rl.config.loading import load_dataset_config
-from spmd_rl.data.image_reader import ImageReader, decode
+from spmd_rl.data.image_reader import ImageReader
+from spmd_rl.data.pictures import decode
 from spmd_rl.data.sources import prepared
 from spmd_rl.data.sources.prompts import Encoded, encode, select, template_of, with_images
 from spmd_rl.data.sources.questions import Question, Reading, read_questions

@@ -16,7 +16,8 @@ from spmd_rl.config.loading import load
 from spmd_rl.config.model_directory import find_model
 from spmd_rl.config.serving import ChatConfig, of_chat
 from spmd_rl.config.template_names import CHAT
-from spmd_rl.data.image_reader import ImageReader, size_of
+from spmd_rl.data.image_reader import ImageReader
+from spmd_rl.data.pictures import size_of
 from spmd_rl.data.sampling_params import SamplingParams
 from spmd_rl.data.seeds import derived_seed
 from spmd_rl.data.templates import load_template

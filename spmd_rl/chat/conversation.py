@@ -7,7 +7,7 @@ from typing import Any
 
 from spmd_rl.config.fields import Bounds, knobs, marks
 from spmd_rl.config.serving import ChatConfig
-from spmd_rl.data.image_reader import Picture, size_of
+from spmd_rl.data.pictures import Picture, size_of
 from spmd_rl.data.sampling_params import SamplingParams
 
 HELP = """\

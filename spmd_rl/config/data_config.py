@@ -39,6 +39,8 @@ class DatasetConfig:
     """Column of the prompt: a string, or a list of chat messages {role, content}. "a.b" is column b inside a."""
     query_column: str | None = None
     """Column with more of the prompt, put on a line after it where it is not empty (Alpaca's `input`)."""
+    prompt_suffix: str = ""
+    """Text put behind every prompt, or the last message of a conversation: how to answer, where the rows don't say."""
     answer_column: str = "answer"
     """Column of the answer that reward rules compare with. "": the rows have none, as where a reward model judges."""
     system_column: str | None = None

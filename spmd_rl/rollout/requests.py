@@ -33,8 +33,11 @@ class PromptImages:
 
     @cached_property
     def digests(self) -> list[str]:
-        """Return of each image what tells it from others."""
-        return [hashlib.blake2b(one.numpy().tobytes(), digest_size=16).hexdigest() for one in self.of_each]
+        """Return of each image what tells it from others: two of one colour may differ in their shape alone."""
+        return [
+            hashlib.blake2b(repr(tuple(grid)).encode() + one.numpy().tobytes(), digest_size=16).hexdigest()
+            for grid, one in zip(self.grids, self.of_each, strict=True)
+        ]
 
 
 @dataclass(frozen=True)

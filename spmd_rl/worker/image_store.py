@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from spmd_rl.data.image_reader import ImageReader, Picture
+from spmd_rl.data.image_reader import ImageReader
+from spmd_rl.data.pictures import Picture
 from spmd_rl.data.recently_used import RecentlyUsed
 from spmd_rl.data.sources.prompts import Prompt
 from spmd_rl.distributed.sample import Sample

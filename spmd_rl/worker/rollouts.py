@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from spmd_rl.data.answers import Generated, Graded
-from spmd_rl.data.image_reader import thumbnail
+from spmd_rl.data.pictures import thumbnail
 from spmd_rl.data.response_text import ResponseText
 from spmd_rl.data.samples import sample_record, samples_file, write_samples
 from spmd_rl.data.sampling_params import SamplingParams

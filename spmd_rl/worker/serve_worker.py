@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.distributed as dist
 
-from spmd_rl.data.image_reader import Picture
+from spmd_rl.data.pictures import Picture
 from spmd_rl.data.sampling_params import SamplingParams
 from spmd_rl.distributed.status import doing
 from spmd_rl.distributed.verb import verb

@@ -19,7 +19,8 @@ from PIL import Image
 from spmd_rl.config.config import Config, EvaluationConfig, ModelConfig, TrainConfig
 from spmd_rl.config.data_config import DataConfig, DatasetConfig
 from spmd_rl.config.loading import load_dataset_config
-from spmd_rl.data.image_reader import ImageReader, fetched, pictures_of, size_of
+from spmd_rl.data.image_reader import PLACE, ImageReader
+from spmd_rl.data.pictures import fetched, pictures_of, size_of
 from spmd_rl.data.sources.prompts import load_dataset, load_prompts, with_overrides
 from spmd_rl.data.tokens import load_tokenizer
 from spmd_rl.errors import ConfigError
@@ -161,6 +162,57 @@ def test_rows_of_text_stand_among_those_with_pictures_however_a_table_spells_tha
     dataset = DatasetConfig(str(tmp_path / "rows.jsonl"), image_column="images")
     loaded = load_dataset(dataset, DataConfig(), load_tokenizer(model), 1, "train", None, reader(model))
     assert [len(prompt.pictures) for prompt in loaded.prompts] == [0, 1, 0] and loaded.notes == []
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_messages_in_parts_show_pictures_where_a_part_is_one(model, tmp_path, kind):
+    (tmp_path / "a.png").write_bytes(PNG)
+    shown, text = {"type": "image"}, "Which colour has it?"
+    rows = [
+        {"prompt": [{"role": "user", "content": [shown, {"type": "text", "text": text}]}], "images": ["a.png"]},
+        {"prompt": [{"role": "user", "content": [{"type": "text", "text": text}]}], "images": []},
+    ]
+    file = tmp_path / f"rows.{kind}"
+    if kind == "jsonl":
+        file.write_text("".join(json.dumps(row | {"answer": "7"}) + "\n" for row in rows))
+    else:  # each part has all keys
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        pq.write_table(pa.Table.from_pylist([row | {"answer": "7"} for row in rows]), file)
+    (tmp_path / "as_text.jsonl").write_text(
+        "".join(
+            json.dumps({"prompt": f"{PLACE * len(row['images'])}{text}", "images": row["images"], "answer": "7"}) + "\n"
+            for row in rows
+        )
+    )
+    read = (DataConfig(), load_tokenizer(model), 1, "train", None, reader(model))
+    found, expected = (
+        load_dataset(DatasetConfig(str(one), image_column="images"), *read)
+        for one in (file, tmp_path / "as_text.jsonl")
+    )
+    assert [prompt.token_ids for prompt in found.prompts] == [prompt.token_ids for prompt in expected.prompts]
+    assert [prompt.grids for prompt in found.prompts] == [prompt.grids for prompt in expected.prompts]
+
+
+def test_a_part_that_brings_its_own_picture_is_refused_and_a_video_too(model, tmp_path):
+    file = tmp_path / "rows.jsonl"
+    for part, said in (
+        ({"type": "image", "image": "a.png"}, "for pictures of data.image_column"),
+        ({"type": "video"}, "no videos are shown"),
+    ):
+        file.write_text(json.dumps({"prompt": [{"role": "user", "content": [part]}], "answer": "7", "images": []}))
+        dataset = DatasetConfig(str(file), image_column="images")
+        with pytest.raises(ValueError, match=said):
+            load_dataset(dataset, DataConfig(), load_tokenizer(model), 1, "train", None, reader(model))
+
+
+def test_prompts_that_say_image_without_a_column_of_pictures_are_told_of(model, tmp_path):
+    rows = [{"prompt": "<image>Q", "answer": "7"}, {"prompt": "2 + 2", "answer": "4"}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    read = (DataConfig(), load_tokenizer(model), 1, "train", None, reader(model))
+    [note] = load_dataset(DatasetConfig(str(tmp_path / "rows.jsonl")), *read).notes
+    assert note == "1 of 2 prompts say <image> and show no picture: data.image_column names their column"
 
 
 def test_a_column_that_is_not_there_is_told_of(model, tmp_path):

@@ -125,6 +125,7 @@ def _generate(engine, count: int, shape) -> list[dict]:
     engine.generate(requests, SamplingParams(TEMPERATURE, RESPONSE), made.append)
     return [
         {
+            "id": c.sample.id,
             "prompt": c.sample.prompt.tolist(),
             "response": c.sample.response.tolist(),
             "logprobs": c.sample.fields["rollout_logprobs"].tolist(),

@@ -34,12 +34,23 @@ def show_images(
 
 
 def image_prompts(vision: Vision) -> list[tuple[torch.Tensor, dict[str, torch.Tensor]]]:
-    """Prompts with two images, one and none, and what their samples have beside tokens."""
+    """Prompts with two images, one and none, and what their samples have beside tokens.
+
+    Then the second one's tokens with another image, and with its patches in another shape; then one image twice.
+    """
     draw, found = torch.Generator().manual_seed(5), []
     for number, grids in enumerate(GRIDS):
         tokens = torch.randint(3, 500, (5 + 2 * number,), generator=draw)
         found.append(show_images(tokens, grids, vision, draw) if grids else (tokens, {}))
-    return found
+    tokens, fields = found[1]
+    [(frames, rows, columns)] = GRIDS[1]
+    found.append((tokens, fields | {"pixel_values": -fields["pixel_values"]}))
+    turned = [(frames, columns, rows)]
+    where = torch.tensor(positions(tokens.tolist(), turned, vision))
+    found.append((tokens, fields | {"image_grids": torch.tensor(turned), "positions": where}))
+    tokens, fields = show_images(tokens[:3], GRIDS[0][:1] * 2, vision, draw)
+    half = fields["pixel_values"].chunk(2)[0]
+    return [*found, (tokens, fields | {"pixel_values": torch.cat([half, half])})]
 
 
 def make_samples(vocabulary: int, vision: Vision | None = None) -> tuple[dict[int, Sample], list[Ticket]]:

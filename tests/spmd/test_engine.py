@@ -8,7 +8,7 @@ import torch
 from spmd.covering import covering
 from spmd.engine_ranks import TEMPERATURE
 from spmd.ranks import run_ranks
-from spmd.samples import GRIDS, image_prompts
+from spmd.samples import image_prompts
 from spmd_rl.models.model_shape import read_model_shape
 from tiny_models import make_tiny
 from tiny_tokenizer import make_tokenizer
@@ -46,7 +46,14 @@ CASES = {
     ],
     4: [("deepseek_v3", 1, 2, True), ("qwen3_moe", 2, 2, True)],
 }
-REQUESTS = 3
+REQUESTS, SEEING = 3, 6
+"""Of a replica; of a model that sees."""
+LOOKED = 6
+"""Images of those: one that a prompt shows twice is one."""
+
+
+def requests(name: str) -> int:
+    return SEEING if name == "qwen2_5_vl" else REQUESTS
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +85,7 @@ def cases(request, models):
             "data": data,
             "expert": expert,
             # Requests of each replica; replicas that run in step also with unequal numbers, one of them with none.
-            "counts": [[REQUESTS] * (ranks // tensor)] + ([[0, 2] * (ranks // tensor // 2)] if data > 1 else []),
+            "counts": [[requests(name)] * (ranks // tensor)] + ([[0, 2] * (ranks // tensor // 2)] if data > 1 else []),
         }
         for name, tensor, data, expert in chosen
     ]
@@ -89,13 +96,13 @@ def cases(request, models):
 def seen(path, sample) -> dict:
     """Return what transformers' model takes beside a sample's tokens: its images."""
     vision = read_model_shape(path).vision
-    for tokens, fields in image_prompts(vision) if vision else ():
-        if tokens.tolist() == sample["prompt"] and fields:
-            types = torch.zeros(1, len(sample["prompt"] + sample["response"]), dtype=torch.int)
-            types[0, fields["image_places"]] = 1
-            images = {"pixel_values": fields["pixel_values"], "image_grid_thw": fields["image_grids"]}
-            return images | {"mm_token_type_ids": types}
-    return {}
+    _, fields = image_prompts(vision)[sample["id"]] if vision else ((), {})
+    if not fields:
+        return {}
+    types = torch.zeros(1, len(sample["prompt"] + sample["response"]), dtype=torch.int)
+    types[0, fields["image_places"]] = 1
+    images = {"pixel_values": fields["pixel_values"], "image_grid_thw": fields["image_grids"]}
+    return images | {"mm_token_type_ids": types}
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +114,7 @@ def reference(models):
     loaded: dict = {}
 
     def logprobs(name, refresh, sample):
-        key = (name, refresh, *sample["prompt"], -1, *sample["response"])
+        key = (name, refresh, sample["id"], *sample["prompt"], -1, *sample["response"])
         if key not in found:
             path = models[name][refresh]
             if path not in loaded:
@@ -142,19 +149,18 @@ def test_log_probabilities_are_hugging_faces_after_every_refresh(cases, referenc
 
 
 def test_samples_are_the_same_on_every_rank_and_replica(cases):
-    for ranks in cases.values():
+    for (name, *_), ranks in cases.items():
         first = ranks[0]["refreshes"]
         for refresh, found in itertools.product(range(2), ranks):
             every = [generated[0] for generated in (first[refresh], found["refreshes"][refresh])]
             assert [[s["response"] for s in samples] for samples in every][0] == [s["response"] for s in every[1]]
-            assert len(every[1]) == REQUESTS
+            assert len(every[1]) == requests(name)
 
 
 def test_an_image_goes_through_the_tower_once_a_refresh_and_no_more_where_the_tower_stays_as_it_is(cases):
-    images = sum(map(len, GRIDS))
     for (name, *_), ranks in cases.items():
         for found in ranks:
-            expected = [images, 2 * images, 3 * images, 3 * images] if name == "qwen2_5_vl" else [0, 0]
+            expected = [LOOKED, 2 * LOOKED, 3 * LOOKED, 3 * LOOKED] if name == "qwen2_5_vl" else [0, 0]
             assert found["looked"] == expected, name
 
 

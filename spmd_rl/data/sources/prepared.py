@@ -8,7 +8,8 @@ from typing import Any
 
 from spmd_rl.config.data_config import DataConfig
 from spmd_rl.config.template_names import CHAT
-from spmd_rl.data.image_reader import ImageReader, Picture, pictures_of, write_picture
+from spmd_rl.data.image_reader import ImageReader
+from spmd_rl.data.pictures import Picture, pictures_of, write_picture
 from spmd_rl.data.sources.questions import Question, Reading
 from spmd_rl.data.sources.row import BadRows, Row
 from spmd_rl.data.templates import Template, load_template

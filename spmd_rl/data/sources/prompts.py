@@ -13,7 +13,8 @@ from spmd_rl.config.loading import load_dataset_config
 from spmd_rl.config.source_names import is_made
 from spmd_rl.config.template_names import CHAT
 from spmd_rl.data import tokens
-from spmd_rl.data.image_reader import ImageReader, Picture
+from spmd_rl.data.image_reader import PLACE, ImageReader
+from spmd_rl.data.pictures import Picture
 from spmd_rl.data.seeds import derived_seed
 from spmd_rl.data.sources import prepared
 from spmd_rl.data.sources.few_shot import with_shots
@@ -210,6 +211,11 @@ def load_dataset(
         encoded, named = encode(tokenizer, template, data, contents), template.name
         if images is not None:
             encoded = [with_images(one, question, images) for one, question in zip(encoded, questions, strict=True)]
+        if dataset.image_column is None and (blind := sum(PLACE in question.text for question in questions)):
+            reading.notes.append(
+                f"{blind} of {len(questions)} prompts say {PLACE} and show no picture: {data.prefix}image_column names "
+                "their column"
+            )
         if not template.plain and not tokens.opens_answer(tokenizer, template.text):
             reading.notes.append(
                 f"{data.prefix}template = {template.name}: it has no generation prompt: a prompt ends before what "

@@ -10,8 +10,10 @@ from typing import Any
 
 from spmd_rl.config.data_config import ArithmeticConfig, DataConfig, DatasetConfig
 from spmd_rl.config.source_names import ARITHMETIC, REASONING_GYM, is_made
-from spmd_rl.data.image_reader import PLACE, ImageReader, Picture, Shown
+from spmd_rl.data.image_reader import PLACE, ImageReader, Shown
+from spmd_rl.data.pictures import Picture
 from spmd_rl.data.sources.arithmetic import make_problems
+from spmd_rl.data.sources.messages import as_text, is_message, plain_text, with_suffix
 from spmd_rl.data.sources.row import BadRows, Located, Row
 from spmd_rl.data.sources.rows import read_rows
 from spmd_rl.data.sources.tasks import make_task
@@ -73,7 +75,7 @@ def read_questions(
     reading = Reading(dataset.source, BadRows(data.bad_rows))
     if is_made(dataset.source):
         # Their columns are ours, whatever the other split's file calls its own.
-        own = DatasetConfig(dataset.source, system=dataset.system)
+        own = DatasetConfig(dataset.source, system=dataset.system, prompt_suffix=dataset.prompt_suffix)
         made = _made(dataset, data, seed, split, limit, reading.notes)
         located: Iterable[Located] = (Located(i, i, dataset.source, row) for i, row in enumerate(made))
         columns = Columns(own, data, template)
@@ -183,12 +185,14 @@ class Columns:
 
     def question(self, one: Located) -> Question:
         """ValueError: the row cannot be used."""
-        prompt, said = self._without_assistant(one, self.value(one, "data.prompt_column", self.dataset.prompt_column))
+        asked = as_text(self.value(one, "data.prompt_column", self.dataset.prompt_column))
+        prompt, said = self._without_assistant(one, asked)
         if self.dataset.query_column is not None:
             prompt = self._with_query(one, prompt)
+        prompt = with_suffix(prompt, self.dataset.prompt_suffix)
         where = f"data.prompt_column = {self.dataset.prompt_column}: {one.place}"
         if self.template.plain:
-            content: str | list[Message] = _plain_text(prompt, where)
+            content: str | list[Message] = plain_text(prompt, where)
         else:
             content = self._conversation(one, prompt, where)
         shown: Shown = content, (), ()
@@ -233,7 +237,7 @@ class Columns:
 
     def _without_assistant(self, one: Located, prompt: Any) -> tuple[Any, str | None]:
         """Take off the assistant's message at the end of a conversation; returns its text where it is the answer."""
-        if not (isinstance(prompt, list) and prompt and all(map(_is_message, prompt))):
+        if not (isinstance(prompt, list) and prompt and all(map(is_message, prompt))):
             return prompt, None
         if prompt[-1]["role"] != "assistant":
             return prompt, None
@@ -259,11 +263,12 @@ class Columns:
             if not prompt.strip():
                 raise ValueError(f"{where} is empty")
             messages = [{"role": "user", "content": prompt}]
-        elif isinstance(prompt, list) and prompt and all(map(_is_message, prompt)):
+        elif isinstance(prompt, list) and prompt and all(map(is_message, prompt)):
             messages = prompt
         else:
             raise ValueError(
-                f"{where} holds {type(prompt).__name__}; expected text, or a list of messages {{role, content}}"
+                f"{where} holds {type(prompt).__name__}; expected text, or a list of messages {{role, content}}, whose "
+                "contents are text, or parts {type: text, text} and {type: image}, for pictures of data.image_column"
             )
         system = self.system
         if self.dataset.system_column is not None:
@@ -330,20 +335,6 @@ def compiled_pattern(pattern: str) -> re.Pattern[str]:
 
 def _key(value: Any) -> Any:
     return json.dumps(value, sort_keys=True) if isinstance(value, dict | list) else value
-
-
-def _plain_text(prompt: Any, where: str) -> str:
-    if not isinstance(prompt, str):
-        raise ValueError(
-            f"{where} holds {type(prompt).__name__}; data.template = plain needs text, chat also takes messages"
-        )
-    if not prompt.strip():
-        raise ValueError(f"{where} is empty")
-    return prompt
-
-
-def _is_message(value: Any) -> bool:
-    return isinstance(value, dict) and all(isinstance(value.get(key), str) for key in ("role", "content"))
 
 
 def _without_empty_answers(

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from spmd_rl.config.config import Config, EvaluationConfig, ModelConfig, TrainConfig
-from spmd_rl.config.data_config import DataConfig
-from spmd_rl.data.sources.prompts import load_prompts
+from spmd_rl.config.data_config import DataConfig, DatasetConfig
+from spmd_rl.data.sources.prompts import load_dataset, load_prompts
 
 
 class Tokenizer:
@@ -90,6 +90,23 @@ def test_a_system_message_is_put_before_text_and_chat(load):
     assert [shown(prompt) for prompt in loaded.prompts] == ["[system]be brief[user]1+1[assistant]"] * 2
     said = refusal(load, [{"prompt": [{"role": "system", "content": "x"}, *chat], "answer": "2"}], system="be brief")
     assert "row 0" in said and "leave data.system out" in said
+
+
+def test_a_text_is_put_behind_every_prompt_and_the_last_message(tmp_path):
+    chat = [
+        {"role": "user", "content": "1+1"},
+        {"role": "assistant", "content": "2"},
+        {"role": "user", "content": "3?"},
+    ]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps({"prompt": asked, "answer": "2"}) + "\n" for asked in (chat, "1+1", " ")))
+    dataset, data = DatasetConfig(str(file), prompt_suffix=" Box it."), DataConfig(bad_rows="drop")
+    found = load_dataset(dataset, data, Tokenizer(), 1, "train", None)
+    assert [shown(prompt) for prompt in found.prompts] == [
+        "[user]1+1[assistant]2[user]3? Box it.[assistant]",
+        "[user]1+1 Box it.[assistant]",
+    ]
+    assert "is empty" in found.notes[0]
 
 
 def test_the_plain_template_is_the_text_with_the_tokenizers_own_tokens(load):
