@@ -26,6 +26,7 @@ from spmd_rl.distributed.status import doing
 from spmd_rl.errors import refuse
 from spmd_rl.health.preemption import preemption_event
 from spmd_rl.models.model_shape import ModelShape
+from spmd_rl.models.quantized import export_notes
 from spmd_rl.patches.unused_imports import left_out
 from spmd_rl.platforms import current
 from spmd_rl.platforms.platform import Platform
@@ -230,7 +231,7 @@ class Training:
             changed, problems = changed_sources(state.get("sources") or {}, self.sources, differ, allowed)
             refuse(problems)
             found = [*found, *changed]
-        lines = [*inputs.notes, *notes(config, world.size), *found]
+        lines = [*inputs.notes, *notes(config, world.size), *export_notes(Path(config.model.path)), *found]
         lines += [f"reward model {name}: reads {reader.described()}" for name, reader in inputs.readers.items()]
         self.rank, self.resumed = rank, resumed
         if world.rank == 0:
