@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from spmd_rl.patches import checkpoint_pickles, checkpoint_writes, megatron_passes
+from spmd_rl.patches import checkpoint_pickles, checkpoint_writes, megatron_gloo, megatron_passes
 from spmd_rl.patches.cpu_torch import host_torch
 from spmd_rl.patches.patch import EVERYWHERE, MEGATRON_CORE, Patch
 
@@ -72,39 +72,6 @@ def _host_tensor(original: Any) -> Any:
         return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor
 
     return host_tensor
-
-
-def _gather_padded(original: Any) -> Any:
-    """All-gather along the first dimension, whose parts are padded to the longest one where they differ."""
-
-    def gather(part: torch.Tensor, group: Any, output_split_sizes: Any = None, use_global_buffer: bool = False) -> Any:
-        if output_split_sizes is None or group.size() == 1:
-            return original(part, group, output_split_sizes, use_global_buffer)
-        longest = max(output_split_sizes)
-        padded = part.new_zeros(longest, *part.shape[1:])
-        padded[: part.shape[0]] = part
-        gathered = part.new_empty(group.size() * longest, *part.shape[1:])
-        torch.distributed.all_gather_into_tensor(gathered, padded, group=group)
-        return torch.cat([p[:n] for p, n in zip(gathered.split(longest), output_split_sizes, strict=True)])
-
-    return gather
-
-
-def _reduce_scatter_padded(original: Any) -> Any:
-    """Reduce-scatter along the first dimension, whose parts are padded to the longest one where they differ."""
-
-    def scatter(whole: torch.Tensor, group: Any, input_split_sizes: Any = None, use_global_buffer: bool = False) -> Any:
-        if input_split_sizes is None or group.size() == 1:
-            return original(whole, group, input_split_sizes, use_global_buffer)
-        longest = max(input_split_sizes)
-        padded = whole.new_zeros(group.size(), longest, *whole.shape[1:])
-        for row, part in zip(padded, whole.split(list(input_split_sizes)), strict=True):
-            row[: part.shape[0]] = part
-        mine = whole.new_empty(longest, *whole.shape[1:])
-        torch.distributed.reduce_scatter_tensor(mine, padded.flatten(0, 1), group=group)
-        return mine[: input_split_sizes[group.rank()]]
-
-    return scatter
 
 
 def _fill_states(original: Any) -> Any:
@@ -260,26 +227,6 @@ PATCHES = (
     Patch(
         package="megatron-core",
         versions=MEGATRON_CORE,
-        target="megatron.core.tensor_parallel.mappings:_gather_along_first_dim",
-        platforms=("cpu",),
-        reason="experts shared by several ranks gather unequal numbers of tokens, and gloo gathers equal ones only",
-        upstream=f"{_SOURCE}/tensor_parallel/mappings.py#L114",
-        until="gloo gathers parts of unequal size",
-        make=_gather_padded,
-    ),
-    Patch(
-        package="megatron-core",
-        versions=MEGATRON_CORE,
-        target="megatron.core.tensor_parallel.mappings:_reduce_scatter_along_first_dim",
-        platforms=("cpu",),
-        reason="experts shared by several ranks scatter unequal numbers of tokens, and gloo scatters equal ones only",
-        upstream=f"{_SOURCE}/tensor_parallel/mappings.py#L155",
-        until="gloo scatters parts of unequal size",
-        make=_reduce_scatter_padded,
-    ),
-    Patch(
-        package="megatron-core",
-        versions=MEGATRON_CORE,
         target="megatron.core.optimizer.distrib_optimizer:DistributedOptimizer._set_main_param_and_optimizer_states",
         platforms=EVERYWHERE,
         reason="a checkpoint has one count of steps for all parameters, and without Transformer Engine or Apex the Adam is "
@@ -298,6 +245,7 @@ PATCHES = (
         until="tools.bringup.collectives has passed on NPUs",
         make=_one_by_one,
     ),
+    *megatron_gloo.PATCHES,
     *megatron_passes.PATCHES,
     *checkpoint_pickles.PATCHES,
     *checkpoint_writes.PATCHES,

@@ -98,7 +98,8 @@ class Learner:
             if losses := [name for name, value in sums.items() if not math.isfinite(value)]:
                 learned.losses_broken = [f"on rank {rank} {', '.join(losses)}"]
             gradients = ((name, weight.main_grad) for name, weight in model.module.named() if weight.requires_grad)
-            if broken := first_not_finite(gradients):
+            sound = all(map(math.isfinite, self.wrapped[0].own_totals))
+            if not sound and (broken := first_not_finite(gradients)):
                 learned.gradients_broken = [f"{broken} on rank {rank}"]
         return learned
 

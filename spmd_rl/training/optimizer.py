@@ -14,7 +14,7 @@ from spmd_rl.config.config import TrainConfig
 from spmd_rl.config.critic_config import CriticConfig
 from spmd_rl.platforms import current
 from spmd_rl.training.model import ModelChunks
-from spmd_rl.training.offload import Offloaded
+from spmd_rl.training.offload import Offloaded, gradient_buffers
 
 OptimizerSettings = TrainConfig | CriticConfig
 """They call what an optimizer needs alike."""
@@ -34,6 +34,8 @@ def wrap_for_gradients(model: ModelChunks) -> list[DistributedDataParallel]:
 
 def _sum_gradients(model: list[torch.nn.Module], num_tokens: torch.Tensor | None = None, **options: object) -> None:
     """Megatron's finalisation without its division by a token count: the losses carry their global denominators."""
+    # Afterwards a buffer has what other ranks computed in it.
+    model[0].own_totals = [buffer.sum() for buffer in gradient_buffers(model)]
     finalize_model_grads(model, None, **options)
 
 
