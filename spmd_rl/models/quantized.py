@@ -2,10 +2,9 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 
-def _content(directory: Path) -> dict[str, Any]:
+def _content(directory: Path) -> dict[str, object]:
     try:
         content = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
