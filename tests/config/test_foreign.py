@@ -185,7 +185,7 @@ def test_verl_and_trl_files_are_translated(tmp_path):
     assert (values["checkpoint.every_steps"], values["run.wandb"], values["run.tensorboard"]) == (0, "online", False)
     program, given = read_foreign(trl)
     values = translate(program, given, ranks=4).values
-    assert (values["train.prompts_per_step"], values["train.warmup_steps"]) == (8, 5)
+    assert (values["train.prompts_per_step"], values["train.warmup_fraction"]) == (8, 0.1)
     assert values["algorithm.loss_reduction"] == "fixed_length"
 
 
@@ -234,9 +234,13 @@ STUMBLES = {
         "actor_config: {micro_batch_size: 1}",
         {"train.tokens_per_microbatch": None},
     ),
-    "a fraction of a run whose length is not known stays out": (
+    "a part of a run stays one, whatever its length": (
         "num_generations: 4\nuse_vllm: true\nmax_steps: -1\nwarmup_ratio: 0.1",
-        {"train.warmup_steps": None},
+        {"train.warmup_fraction": 0.1, "train.steps": None},
+    ),
+    "steps of a warm-up come before its part of the run": (
+        "num_generations: 4\nuse_vllm: true\nwarmup_steps: 20\nwarmup_ratio: 0.1",
+        {"train.warmup_steps": 20, "train.warmup_fraction": None},
     ),
     "verl's rule is a file and a name, and its loggers are several": (
         "custom_reward_function: {path: mine.py, name: judge}\ntrainer: {logger: [console, swanlab]}",

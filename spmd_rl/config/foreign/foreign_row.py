@@ -120,14 +120,9 @@ def parts_of(*names: str) -> Convert:
     return convert
 
 
-def steps_of(*names: str) -> Convert:
-    """Return the conversion of a fraction of a run to its steps; `names`: of the number of steps."""
-
-    def convert(value: Value, facts: Facts) -> Value:
-        steps = facts.number(*names)
-        return 0 if not value else None if steps is None or steps <= 0 else round(value * steps)
-
-    return convert
+def unless(name: str) -> Convert:
+    """Return the conversion of a value that counts only where another setting is not above 0."""
+    return lambda value, facts: None if (facts.number(name) or 0) > 0 else value
 
 
 def samples_to_tokens(prompt: str, response: str, *unless: str) -> Convert:

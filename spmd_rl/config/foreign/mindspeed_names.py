@@ -15,7 +15,6 @@ from spmd_rl.config.foreign.foreign_row import (
     positive,
     rows,
     samples_to_tokens,
-    steps_of,
     without,
 )
 
@@ -27,7 +26,6 @@ SCHEDULES = {
 _BATCH = "prompts of an optimizer step there; here the number of optimizer steps: prompts_per_step / mini-batch size"
 _MICRO = "samples there; here tokens, of every pass: samples x (longest prompt + longest response)"
 _BLOCK = "of a stage, where recompute_method is block"
-_WARMUP = "a fraction of the run there; here steps: fraction x train.steps"
 _HALF = "DIR is a Hugging Face directory, with the weights: nothing is converted"
 _DATA = (
     "prepared .bin and .idx files are not read: name the raw file, as configs/datasets/deepscaler.yaml:FILE.json, "
@@ -86,15 +84,12 @@ def _engine_experts(value: Value, facts: Facts) -> Value:
 
 def _optimizer(section: str, ours: str, note: str = "") -> tuple[tuple[Value, ...], ...]:
     """Return the rows of an optimizer, of the actor's names or of the critic's."""
-    start, warmup = (
-        f"{section}." if section else "",
-        "warmup_steps" if ours == "train" else "learning_rate_warmup_steps",
-    )
+    start, warmup = f"{section}." if section else "", "learning_rate_" if ours == "critic" else ""
     return (
         (f"{start}lr", f"{ours}.learning_rate"),
         (f"{start}lr_decay_style", f"{ours}.schedule", "", named(SCHEDULES)),
         (f"{start}min_lr", f"{ours}.min_learning_rate"),
-        (f"{start}lr_warmup_fraction", f"{ours}.{warmup}", _WARMUP, steps_of("train_iters")),
+        (f"{start}lr_warmup_fraction", f"{ours}.{warmup}warmup_fraction"),
         (f"{start}weight_decay", f"{ours}.weight_decay", note),
         (f"{start}clip_grad", f"{ours}.clip_grad"),
         (f"{start}adam_beta1", f"{ours}.adam_beta1"),

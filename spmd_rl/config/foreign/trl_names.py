@@ -1,6 +1,6 @@
 """The settings of TRL's GRPOConfig and its model and data arguments; ms-swift has most of the names too."""
 
-from spmd_rl.config.foreign.foreign_row import Facts, Program, Value, fixed, named, on, rows, steps_of, without
+from spmd_rl.config.foreign.foreign_row import Facts, Program, Value, fixed, named, on, rows, unless, without
 from spmd_rl.config.foreign.mindspeed_names import SCHEDULES
 
 _DEVICE = (
@@ -89,12 +89,7 @@ _SET = rows(
     ("num_train_epochs", "train.steps", "here steps: epochs x rows / train.prompts_per_step", fixed(None)),
     ("learning_rate", "train.learning_rate"),
     ("lr_scheduler_type", "train.schedule", "", named(SCHEDULES)),
-    (
-        "warmup_ratio",
-        "train.warmup_steps",
-        "a fraction of the run there; here steps: fraction x train.steps",
-        steps_of("max_steps"),
-    ),
+    ("warmup_ratio", "train.warmup_fraction", "", unless("warmup_steps")),
     ("warmup_steps", "train.warmup_steps"),
     ("weight_decay", "train.weight_decay"),
     ("max_grad_norm", "train.clip_grad"),

@@ -11,14 +11,13 @@ from spmd_rl.config.foreign.foreign_row import (
     positive,
     rows,
     samples_to_tokens,
-    steps_of,
+    unless,
     without,
 )
 from spmd_rl.config.foreign.mindspeed_names import ESTIMATORS, SCHEDULES
 
 _BATCH = "prompts of an optimizer step there; here the number of optimizer steps: prompts_per_step / mini-batch size"
 _MICRO = "samples there; here tokens, of every pass: samples x (longest prompt + longest response)"
-_WARMUP = "a fraction of the run there; here steps: fraction x train.steps"
 _FILES = "a file in the columns that configs/datasets/verl_parquet.yaml names"
 _EPOCHS = "here steps: epochs x rows / train.prompts_per_step"
 _RULE = "verl:path/to/file.py:function takes a function of its signature as it is"
@@ -57,8 +56,18 @@ def _optimizer(section: str, ours: str, warmup: str) -> tuple[tuple[Value, ...],
     return (
         (f"{section}.optim.lr", f"{ours}.learning_rate"),
         (f"{section}.optim.weight_decay", f"{ours}.weight_decay"),
-        (f"{section}.optim.lr_warmup_steps", f"{ours}.{warmup}", "", lambda value, _: value if value >= 0 else None),
-        (f"{section}.optim.lr_warmup_steps_ratio", f"{ours}.{warmup}", _WARMUP, steps_of("total_training_steps")),
+        (
+            f"{section}.optim.lr_warmup_steps",
+            f"{ours}.{warmup}_steps",
+            "",
+            lambda value, _: value if value >= 0 else None,
+        ),
+        (
+            f"{section}.optim.lr_warmup_steps_ratio",
+            f"{ours}.{warmup}_fraction",
+            "",
+            unless(f"{section}.optim.lr_warmup_steps"),
+        ),
         (f"{section}.optim.warmup_style {section}.optim.lr_scheduler_type", f"{ours}.schedule", "", named(SCHEDULES)),
     )
 
@@ -91,8 +100,8 @@ _SET = rows(
     ("ref.model.path", "model.reference_path"),
     ("model.trust_remote_code", "model.trust_remote_code"),
     ("enable_gradient_checkpointing", "train.recompute"),
-    *_optimizer("actor", "train", "warmup_steps"),
-    *_optimizer("critic", "critic", "learning_rate_warmup_steps"),
+    *_optimizer("actor", "train", "warmup"),
+    *_optimizer("critic", "critic", "learning_rate_warmup"),
     ("grad_clip worker.actor.max_grad_norm", "train.clip_grad"),
     ("critic.grad_clip", "critic.clip_grad"),
     ("clip_ratio", "algorithm.clip_low algorithm.clip_high"),
