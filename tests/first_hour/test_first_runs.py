@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from tiny_run import make_tiny_run, tiny_rule, tiny_settings
 
+from deadlines import crowding
 from spmd_rl.runtime.process import INCOMPLETE, USER_ERROR
 from spmd_rl.testing.launcher import environment
 
@@ -34,7 +35,7 @@ def begin(home: Path, *words: str) -> subprocess.Popen[str]:
 def typed(home: Path, *words: str) -> tuple[int, str]:
     """Type `spmd-rl WORDS`; return the exit status and what is on the screen."""
     process = begin(home, *words)
-    screen, _ = process.communicate(timeout=SECONDS)
+    screen, _ = process.communicate(timeout=SECONDS * crowding())
     return process.returncode, screen
 
 
@@ -43,22 +44,28 @@ def train(home: Path, name: str, steps: int = 1, *words: str) -> list[str]:
     return ["grpo", "--nproc_per_node", "2", *own, *words]
 
 
+@pytest.fixture(scope="module")
+def first(home):
+    """What the screen of the run `first` said."""
+    status, screen = typed(home, *train(home, "first"))
+    assert status == 0, screen
+    return screen
+
+
 def steps_of(run: Path) -> list[int]:
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [row["step"] for row in rows if "timing/rollout" in row]  # the others are evaluations
 
 
 def wait_for(run: Path, file: str) -> None:
-    deadline = time.monotonic() + SECONDS
+    deadline = time.monotonic() + SECONDS * crowding()
     while not (run / file).exists():
         assert time.monotonic() < deadline, f"{run / file} does not come"
         time.sleep(0.1)
 
 
-def test_a_run_ends_with_its_summary_and_is_not_moved_by_the_same_command(home):
-    status, screen = typed(home, *train(home, "first"))
-    assert status == 0, screen
-    assert "runs/first/hf" in screen.strip().splitlines()[-1], screen
+def test_a_run_ends_with_its_summary_and_is_not_moved_by_the_same_command(home, first):
+    assert "runs/first/hf" in first.strip().splitlines()[-1], first
     status, screen = typed(home, *train(home, "first"))
     assert status == USER_ERROR and "it holds a finished run of 1 steps" in screen, screen
     assert (home / "runs/first/hf/config.json").exists() and not (home / "runs/first/earlier").exists()
@@ -81,7 +88,7 @@ def test_of_two_runs_in_one_directory_the_second_is_refused_and_the_first_is_who
     ]
     words = train(home, "shared", 4)[3:]
     done = subprocess.run([*ranks, *words], cwd=home, env=environment(), capture_output=True, text=True, check=False)
-    screen, _ = first.communicate(timeout=SECONDS)
+    screen, _ = first.communicate(timeout=SECONDS * crowding())
     assert first.returncode == 0, screen
     assert steps_of(home / "runs/shared")[-1] == 4 and not (home / "runs/shared/earlier").exists()
     assert refusals[0][0] == USER_ERROR and "another run is in it: process" in refusals[0][1], refusals
@@ -93,7 +100,7 @@ def test_an_interrupt_is_one_line_that_says_how_to_go_on_and_the_same_command_do
     process = begin(home, *words)
     wait_for(home / "runs/again", "checkpoints/step_000002")
     process.send_signal(signal.SIGINT)
-    screen, _ = process.communicate(timeout=SECONDS)
+    screen, _ = process.communicate(timeout=SECONDS * crowding())
     assert process.returncode == 128 + signal.SIGINT
     last = screen.strip().splitlines()[-1]
     assert last.startswith("ended by SIGINT; the same command resumes from step"), screen
@@ -119,9 +126,7 @@ def test_the_error_of_a_rank_is_the_last_thing_on_the_screen_and_in_the_log(home
     assert "the weights are gone" in (home / "runs/fails/run.log").read_text()
 
 
-def test_the_trained_model_is_evaluated_and_talked_with_by_the_runs_name(home):
-    if not (home / "runs/first/hf").exists():
-        assert typed(home, *train(home, "first"))[0] == 0
+def test_the_trained_model_is_evaluated_and_talked_with_by_the_runs_name(home, first):
     asked = ["--model", "runs/first", "--benchmark", "arithmetic_demo", "--limit", "2", "--rollout.cache_gib", "0.02"]
     lengths = ["--max_prompt_length", "120", "--max_response_length", "8", "--rollout.max_sequences", "8"]
     status, screen = typed(home, "evaluate", *asked, *lengths)

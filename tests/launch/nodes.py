@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from deadlines import crowding
 from needs import need_programs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -121,5 +122,5 @@ def require_namespaces() -> None:
 
 
 def ended(processes: list[subprocess.Popen], seconds: float) -> list[str]:
-    """Return what each printed, when all have ended."""
-    return [process.communicate(timeout=seconds)[0] for process in processes]
+    """Return what each printed, when all have ended: in so many seconds of a machine that does nothing else."""
+    return [process.communicate(timeout=seconds * crowding())[0] for process in processes]

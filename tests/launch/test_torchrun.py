@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from deadlines import crowding
 from spmd_rl.config.config import Config
 from spmd_rl.config.fields import knobs
 
@@ -109,7 +110,7 @@ class Machine:
 
     def run(self, script: str, *words: str, **environment: str) -> tuple[int, str]:
         process = self.start(script, *words, **environment)
-        output, _ = process.communicate(timeout=60)
+        output, _ = process.communicate(timeout=60 * crowding())
         return process.returncode, output
 
     def lines(self, kind: str) -> list[str]:
@@ -241,7 +242,7 @@ def test_usr1_reaches_the_ranks_and_not_their_launcher(machine):
     process = machine.start(TORCHRUN, *PROGRAM, FAKE_RANK=RANK, FAKE_STATUS="5")
     wait_for(machine, "rank")
     process.send_signal(signal.SIGUSR1)
-    assert process.wait(30) == 5
+    assert process.wait(30 * crowding()) == 5
     assert machine.lines("saved") == ["saved"]
 
 
@@ -279,7 +280,7 @@ def test_a_job_that_must_leave_saves_and_goes_back_into_the_queue(machine):
     process = machine.start("launch/slurm/npu_a2.sbatch", *PROGRAM, **names)
     wait_for(machine, "rank", 2)
     process.send_signal(signal.SIGUSR1)
-    output, _ = process.communicate(timeout=30)
+    output, _ = process.communicate(timeout=30 * crowding())
     assert process.returncode == 0, output
     assert machine.lines("saved") == ["saved", "saved"]
     assert machine.lines("scontrol")[-1] == "requeue 4711"

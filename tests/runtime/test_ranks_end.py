@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from deadlines import crowding
 from spmd_rl.errors import ConfigError
 from spmd_rl.runtime.process import INCOMPLETE, USER_ERROR
 from spmd_rl.runtime.torchrun import check, meeting
@@ -52,7 +53,7 @@ def start(*words, ranks=2) -> subprocess.Popen[str]:
 
 def end(*words, **more) -> tuple[int, str]:
     process = start(*words, **more)
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=120 * crowding())
     return process.returncode, output
 
 
@@ -84,7 +85,7 @@ def test_an_interrupt_is_one_line_that_says_how_to_go_on(rank):
     assert process.stdout is not None and process.stdout.readline() == "lives\n"
     time.sleep(0.2)
     process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=60 * crowding())
     assert process.returncode == 128 + signal.SIGINT
     assert output.replace("lives", "").strip() == "ended by SIGINT; the same command resumes from step 3"
 

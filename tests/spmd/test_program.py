@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from deadlines import slowdown
+from deadlines import crowding, slowdown
 from promised import documented, metric_patterns, promised
 from spmd.ranks import ROOT
 from spmd_rl.data.samples import read_samples
@@ -151,7 +151,7 @@ def finished(tiny_models, rules, scorers, tmp_path_factory):
     marked = {"TMPDIR": str(run_dir.parent / "tmp"), "SPMD_RL_SOAK": str(run_dir)}
     shared_before = set(os.listdir("/dev/shm"))
     running = start(arguments, environment=CANARIES | marked)
-    output, _ = running.communicate(timeout=400)
+    output, _ = running.communicate(timeout=400 * crowding())
     (run_dir.parent / "shared_before").write_text(json.dumps(sorted(shared_before)))
     assert running.returncode == 0, output[-6000:]
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
@@ -326,7 +326,7 @@ def test_a_rank_that_raises_ends_the_run_with_its_traceback(tiny_models, rules, 
             **{"reward.rules": (f"{rules}:says_words_later", "1.0"), "evaluation.before": False},
         )
     )
-    output, _ = running.communicate(timeout=200)
+    output, _ = running.communicate(timeout=200 * crowding())
     assert running.returncode != 0
     assert "returned 'good'" in output and "Traceback" in output
     assert left_over(str(tmp_path)) == []
@@ -334,7 +334,7 @@ def test_a_rank_that_raises_ends_the_run_with_its_traceback(tiny_models, rules, 
 
 def test_a_reward_rule_that_returns_no_number_is_named_before_anything_starts(tiny_models, rules, tmp_path):
     running = start(flags(tiny_models["llama"], tmp_path / "run", **{"reward.rules": (f"{rules}:says_words", "1.0")}))
-    output, _ = running.communicate(timeout=300)
+    output, _ = running.communicate(timeout=300 * crowding())
     assert running.returncode != 0
     assert "spmd_rl cannot start" in output, output[-3000:]
     text = output[output.index("spmd_rl cannot start") :].split("E1")[0]

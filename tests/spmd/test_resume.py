@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from deadlines import crowding
 from spmd.ranks import ROOT
 from spmd_rl.testing.launcher import environment, torchrun
 
@@ -57,7 +58,7 @@ def again(storm, name, *more) -> tuple[int, str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=600,
+        timeout=600 * crowding(),
         check=False,
     )
     return done.returncode, done.stdout
@@ -76,7 +77,7 @@ def test_verify_resume_says_of_a_users_run_that_it_goes_on_exactly(storm):
         [sys.executable, "-m", "spmd_rl.verify_resume", *options, *settings],
         cwd=ROOT,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
-        timeout=600,
+        timeout=600 * crowding(),
         capture_output=True,
         text=True,
     )

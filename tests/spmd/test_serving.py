@@ -11,6 +11,7 @@ import time
 
 import pytest
 
+from deadlines import crowding
 from spmd.ranks import ROOT, run_program
 
 pytestmark = pytest.mark.engine
@@ -38,7 +39,7 @@ def evaluate(ranks: int, model, output, *more) -> str:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=300 * crowding(),
         check=False,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
@@ -108,7 +109,7 @@ def test_a_piped_chat_on_two_ranks_answers_as_hugging_face_does_and_says_when_th
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=300 * crowding(),
         check=False,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
@@ -170,7 +171,7 @@ def test_ctrl_c_on_a_terminal_stops_the_answer_and_not_the_program(tiny_models):
         at = wait_for("(stopped)", at)
         at = wait_for("\n> ", at)
         os.write(ours, b"/exit\r")
-        assert running.wait(60) == 0
+        assert running.wait(60 * crowding()) == 0
     finally:
         running.kill()
         os.close(ours)
