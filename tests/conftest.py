@@ -14,6 +14,8 @@ from tiny_models import make_tiny
 from tiny_tokenizer import make_tokenizer
 
 TESTS = Path(__file__).parent
+# What tests start is this source too: not the one that is installed, nor that of the directory they are started from.
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(TESTS.parent), os.environ.get("PYTHONPATH"))))
 # Place -> the set that its tests belong to; the other markers stand at the tests.
 MARKS = {"spmd/": "spmd", "launch/test_nodes.py": "spmd"}
 

@@ -114,6 +114,8 @@ class WeightsAndBiases:
         import wandb
 
         sys.argv = hidden(sys.argv)  # W&B keeps the command line
+        if not os.access(Path.home(), os.W_OK):  # tables are written there first
+            os.environ.setdefault("WANDB_DATA_DIR", f"{run_dir}/wandb")
         run = config.run
         # A bar is made of escape codes, which W&B would keep among the lines; run.log has the lines.
         captured = "off" if sys.stdout.isatty() else "auto"

@@ -235,10 +235,12 @@ def test_what_may_not_be_read_is_named(passable):
 
 @pytest.fixture
 def passable():
-    """A directory that everybody may pass; those of pytest are its user's alone."""
+    """A directory that everybody may pass; those of pytest are its user's alone, and so are all with some umasks."""
+    umask = os.umask(0o022)
     with tempfile.TemporaryDirectory() as directory:
         os.chmod(directory, 0o755)
         yield Path(directory)
+    os.umask(umask)
 
 
 @contextlib.contextmanager

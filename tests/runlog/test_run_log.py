@@ -355,8 +355,11 @@ def test_tensorboard_has_every_name_in_a_group(name, tag):
     assert grouped(name) == tag
 
 
-def test_wandb_offline_needs_no_network_and_no_key_and_says_how_to_upload(tmp_path, monkeypatch, capsys):
+def test_wandb_offline_needs_no_network_no_key_and_no_home_and_says_how_to_upload(tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("HOME", "/dev/null/nobody")
+    monkeypatch.setenv("WANDB_DATA_DIR", "")
+    monkeypatch.delenv("WANDB_DATA_DIR")  # and again at the end, if the run has set it
     run = replace(CONFIG.run, wandb="offline", wandb_group="seeds", wandb_tags=("a", "b"), wandb_entity="us")
     with RunLog(replace(CONFIG, run=run), tmp_path / "run", 1) as log:
         log.evaluation(0, {"eval/arithmetic/accuracy": 0.25})

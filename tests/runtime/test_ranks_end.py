@@ -17,7 +17,10 @@ from spmd_rl.runtime.torchrun import check, meeting
 ROOT = Path(__file__).resolve().parents[2]
 RANK = """
 import os, sys, time
+from spmd_rl.runtime import process
 from spmd_rl.runtime.process import launch
+
+process.OTHERS_WAIT_SECONDS = 100  # a machine that is busy starts them far apart
 
 def configure(arguments):
     if how == "refuses":
