@@ -144,3 +144,12 @@ def test_the_metrics_have_mindspeeds_names(run):
     assert not any(name.startswith("grpo/") for name in driven.rows[0])
     assert (driven.rows[0]["grad_norm"], driven.rows[0]["critic/grad_norm"]) == (1.0, 2.0)
     assert "reward 0.500" in driven.console and "explained -27.00" in driven.console
+
+
+def test_a_step_in_which_no_group_teaches_trains_nothing_and_the_run_goes_on(run):
+    rewards = {"reward": lambda step, sample: float(step and sample % 2)}
+    driven = run(steps=2, algorithm={"drop_uniform_groups": True}, **rewards)
+    told = driven.told()
+    assert told[: len(ROLLOUT + END)] == ROLLOUT + END and told[len(ROLLOUT + END) :] == run(directory="one").told()
+    empty, after = driven.rows
+    assert "grad_norm" not in empty and after["grad_norm"] == 1.0 and len(driven.ranks.estimated) == 1

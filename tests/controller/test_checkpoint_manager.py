@@ -258,3 +258,24 @@ def test_a_file_that_cannot_be_read_again_costs_its_checkpoint_and_no_rank_loses
     manager.close()
     assert steps(disk) == ["step_000002"]
     assert told[0] == told[1] == told[2] and told[0].count("begin_checkpoint") == 2, "the same, in the same order"
+
+
+def test_a_file_that_no_node_has_any_more_costs_its_checkpoint(disk, kept):
+    manager, ranks, log = kept()
+    ranks.checkpoint_digests = lambda directory, names, wait: digests_of(Path(directory), names[1:])
+    manager.maybe_save(1, {})
+    manager.close()
+    assert "could not be saved" in log.read_text() and "no node has it any more" in log.read_text()
+    assert steps(disk) == []
+
+
+def test_what_could_not_be_tidied_up_is_said(disk, kept, monkeypatch):
+    manager, ranks, log = kept()
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(checkpoints.CheckpointStore, "_point_to", full)
+    manager.maybe_save(1, {})
+    manager.close()
+    assert "step_000001 is complete, but" in log.read_text() and "step 1 is saved" in log.read_text()

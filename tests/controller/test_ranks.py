@@ -2,6 +2,8 @@
 
 import random
 
+import pytest
+
 from spmd_rl.controller.planner import plan_microbatches
 from spmd_rl.controller.ranks import Ranks
 from spmd_rl.data.answers import ANSWERS, Exchanged, Generated
@@ -83,3 +85,32 @@ def test_what_rank_0_moves_for_an_exchange_is_a_plan_and_a_few_bytes_a_rank():
     for size in (60, 600):
         _, moved, _ = exchanged(size, 4096)
         assert moved < 1.5 * plan_bytes + 150 * size
+
+
+def answering(answers: dict) -> Ranks:
+    """Return four ranks of which each answers so to a verb."""
+    simulated = SimulatedRanks(4, lambda rank, verb, arguments: answers[verb][rank], protocol=ANSWERS)
+    worker = Worker(4, 0)
+    worker.answer = lambda rank, verb, arguments: answers[verb][rank]
+    return Ranks(simulated, worker)
+
+
+def test_equal_answers_come_in_the_order_in_which_they_were_asked():
+    ranks = answering({"compare_answers": [[(1, True)], [], [(0, False), (2, True)], []]})
+    assert ranks.compare_answers("eval", [(4, "1", "2"), (4, "1/2", "0.5"), (9, "3", "3")]) == [False, True, True]
+    before = ranks.commands.bytes_moved
+    assert ranks.compare_answers("eval", []) == [] and ranks.commands.bytes_moved == before, "nobody is asked"
+
+
+def test_what_each_rank_knows_of_its_own_samples_and_files_comes_together():
+    files = [{"common.pt": [9, 0]}, {}, {"a.distcp": [7, 1]}, {}]
+    ranks = answering({"sample_kl": [[(3, 0.5)], [], [(0, -0.25)], []], "checkpoint_files": files})
+    assert ranks.sample_kl() == {3: 0.5, 0: -0.25}
+    assert ranks.checkpoint_files("step_000001") == {"common.pt": [9, 0], "a.distcp": [7, 1]}
+
+
+def test_nodes_that_cannot_complete_their_part_of_a_checkpoint_are_all_named():
+    ranks = answering({"complete_checkpoint": [[], ["rank 1: no room"], ["rank 2: read only"], []]})
+    with pytest.raises(OSError, match="^rank 1: no room; rank 2: read only$"):
+        ranks.complete_checkpoint("step_000001", {})
+    assert ranks.idle

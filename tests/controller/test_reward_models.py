@@ -115,3 +115,17 @@ def test_the_plan_is_made_of_the_lengths_that_the_model_reads():
 def test_a_score_that_is_not_finite_stops_the_run_and_names_the_model_and_the_sample():
     with pytest.raises(RuntimeError, match=r"reward.models.a: 2 of 4 scores .* \(sample 1: nan\)"):
         asked(config(a=RewardModelConfig("p")), {"a": [0.0, math.nan, math.inf, 1.0]})
+
+
+def test_samples_that_no_rule_judges_beside_others_and_tokens_of_images_are_counted():
+    tickets = [dataclasses.replace(ticket, image_tokens=8 * ticket.id) for ticket in TICKETS]
+    causes = ["correct", UNJUDGED, "wrong", "correct"]
+    scored = {i: SampleReward(i, 0.0, cause, {"acc": 0.0}) for i, cause in enumerate(causes)}
+    measured = sample_metrics(tickets, scored, RewardConfig(rules={"acc": 1.0}))
+    assert {cause: measured[f"reward/cause/{cause}"] for cause in causes} == {
+        "correct": 0.5,
+        UNJUDGED: 0.25,
+        "wrong": 0.25,
+    }
+    assert measured["prompt_length/image_mean"] == 12
+    assert not [name for name in sample_metrics(TICKETS, scored, RewardConfig(rules={"acc": 1.0})) if "image" in name]
