@@ -101,6 +101,16 @@ class RefusedVariable(NamedTuple):
     way: str
 
 
+_REFUSED = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": RefusedVariable(
+        ("1",),
+        "vLLM would compute in another process than the rank, which writes its weights: there is one engine a process",
+        "unset VLLM_ENABLE_V1_MULTIPROCESSING, or set it to 0",
+    ),
+}
+"""On every machine."""
+
+
 @dataclass(frozen=True)
 class Platform:
     """All that differs between Ascend NPUs, NVIDIA GPUs, CPUs and what comes: a new machine is one of these records."""
@@ -214,7 +224,7 @@ class Platform:
 
     def set_environment(self, deterministic: bool = False) -> None:
         """Set the variables that the user has not set. Raises ConfigError for one that the program can't run with."""
-        for name, refused in self.refused_environment.items():
+        for name, refused in {**_REFUSED, **self.refused_environment}.items():
             value = os.environ.get(name, "").replace(" ", "")
             if any(part in value for part in refused.settings):
                 raise ConfigError(Problem(name, os.environ[name], refused.met, refused.way))

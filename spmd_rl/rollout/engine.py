@@ -1,15 +1,17 @@
 """An in-process vLLM engine of this rank: it never reads a weight from disk, and sleeps while the trainer works."""
 
 import gc
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from spmd_rl.distributed.layout import RolloutLayout
 from spmd_rl.distributed.sample import Sample
 from spmd_rl.distributed.status import set_status
+from spmd_rl.errors import ConfigError, Problem
 from spmd_rl.models.model_shape import ModelShape
 from spmd_rl.platforms.platform import Platform
 from spmd_rl.rollout.engine_weights import SleepMode, Weights
@@ -22,6 +24,9 @@ from spmd_rl.rollout.requests import Completion, Request, SamplingParams
 
 class Engine:
     """One rank's part of a group of vLLM replicas; the ranks of a group make the same calls in the same order."""
+
+    opened: ClassVar["weakref.ref[Engine] | None"] = None
+    """The one of this process, until it is closed."""
 
     def __init__(  # noqa: PLR0913 (what vLLM is told, by name)
         self,
@@ -49,8 +54,12 @@ class Engine:
         `switches`: more options of `vllm.LLM` (options.switches), which win. `replay`: samples say which experts each
         of their tokens was sent to.
 
-        Raises ValueError where vLLM cannot run such a model on this machine.
+        Raises ValueError where vLLM cannot run such a model on this machine, or this process has an engine.
         """
+        if Engine.opened is not None and Engine.opened() is not None:
+            met = "this process has one already, and vLLM's process groups and its memory that sleeps are made for one"
+            way = "close() it first, or start the other run in a process of its own (spmd_rl.runs does)"
+            raise ConfigError(Problem("Engine", None, met, way))
         options = model_options(model_path, shape, block_tokens, platform)
         if platform.free_and_total_bytes is not None:
             share, _ = memory_of_engine(*platform.free_and_total_bytes(), weight_bytes, cache_bytes)
@@ -94,6 +103,7 @@ class Engine:
         if replay and not platform.engine_returns_experts:
             self._capture = ExpertCapture(runner, shape.layers, self._block_tokens)
         platform.after_engine_start()
+        Engine.opened = weakref.ref(self)
 
     @property
     def _block_tokens(self) -> int:
@@ -131,6 +141,7 @@ class Engine:
         """End the engine, and with it the process groups: vLLM destroys all of the process's, not only its own."""
         from vllm.distributed.parallel_state import get_tp_group
 
+        Engine.opened = None
         queue = get_tp_group().mq_broadcaster
         # It looks twice for garbage among all objects of a process that is about to end, for a second each.
         collect, gc.collect = gc.collect, lambda *_: 0

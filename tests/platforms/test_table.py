@@ -3,10 +3,12 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
 from spmd_rl.config.loading import load_config
+from spmd_rl.errors import ConfigError
 from spmd_rl.platforms import current, detect, names, record
 from spmd_rl.testing.launcher import ROOT
 from tests.platforms.installed import installed
@@ -46,6 +48,13 @@ def test_what_is_not_here_is_refused_with_the_way_out():
 def test_the_machine_that_was_named_holds_until_another_one_is():
     assert current("cpu") is current() is record("cpu")
     assert detect() in names()
+
+
+@pytest.mark.parametrize("name", names())
+def test_an_engine_in_another_process_is_refused_by_the_variables_name(monkeypatch, name):
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
+    with pytest.raises(ConfigError, match="VLLM_ENABLE_V1_MULTIPROCESSING = 1: .*one engine.*unset VLLM_ENABLE_V1"):
+        replace(record(name), environment={}, more_environment=dict).set_environment()
 
 
 @pytest.mark.parametrize("name", names())
