@@ -33,6 +33,16 @@ def test_checks_pass_on_a_cpu_and_stand_in_one_report(tmp_path):
     assert "FAIL" not in said
 
 
+@pytest.mark.long
+def test_what_this_machine_does_not_have_is_said_and_no_failure(tmp_path):
+    report, asked = tmp_path / "report.txt", ("sleep", "graphs", "queue")
+    command = [sys.executable, "-m", "tools.bringup", "--only", *asked, "--report", str(report)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    said = report.read_text()
+    assert done.returncode == 0 and all(f"== {name}: not here" in said for name in asked), said
+    assert said.count("not here: ") == len(asked) and "TASK_QUEUE_ENABLE" in said
+
+
 def test_each_check_is_a_file_and_a_row_of_the_page():
     page = (ROOT / "docs" / "npu_bringup.md").read_text()
     for name in CHECKS:

@@ -1,7 +1,7 @@
 """Run all checks of a new machine and write a report: python -m tools.bringup [--ranks N] [--model DIR] [--only NAME]
 
 Each check is a file here and runs by itself too: `torchrun --nproc_per_node N -m tools.bringup.collectives` for those
-of several ranks, `python -m tools.bringup.integers` for the others. Each prints pass or what differs.
+of several ranks, `python -m tools.bringup.integers` for the others. Each prints pass, what differs or is not here.
 """
 
 import argparse
@@ -14,6 +14,7 @@ from importlib.metadata import distributions
 from pathlib import Path
 
 from spmd_rl.platforms import current
+from tools.bringup.outcome import NOT_HERE
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 900
@@ -68,8 +69,10 @@ def main() -> int:
         except subprocess.TimeoutExpired as late:
             said, status = f"{late.stdout or ''}\nFAIL {name}: not done after {SECONDS} s", 1
         failed += status != 0
+        absent = any(line.startswith(NOT_HERE) for line in said.splitlines())
+        outcome = "FAIL" if status else NOT_HERE if absent else "pass"
         lines += [
-            f"\n== {name}: {'pass' if status == 0 else 'FAIL'} ({time.perf_counter() - started:.0f} s)",
+            f"\n== {name}: {outcome} ({time.perf_counter() - started:.0f} s)",
             said.strip(),
         ]
         print(lines[-2].strip(), flush=True)

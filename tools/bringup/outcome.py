@@ -6,6 +6,7 @@ from collections.abc import Callable
 from spmd_rl.platforms import current
 from spmd_rl.platforms.platform import Platform
 
+NOT_HERE = "not here"
 _failed: list[str] = []
 
 
@@ -33,6 +34,12 @@ def attempt(name: str, act: Callable[[], object]) -> None:
         expect(name, False, f"{type(error).__name__}: {error}")
     else:
         expect(name if found is None else f"{name}: {found}", True)
+
+
+def not_here(what: str) -> None:
+    """End a check that asks for what this machine does not have."""
+    print(f"{NOT_HERE}: {what}", flush=True)
+    leave()
 
 
 def leave() -> None:

@@ -6,20 +6,24 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from tools.bringup.outcome import expect, leave
+from spmd_rl.platforms import current
+from tools.bringup.outcome import expect, leave, not_here
 from tools.bringup.runs import made, run, settings
 
+VARIABLE = "TASK_QUEUE_ENABLE"
 SHOWN = ("timing/update", "timing/rollout", "vllm_tps", "update_tps", "e2e_tps")
 
 
 def main() -> None:
+    if VARIABLE not in current().environment:
+        not_here(f"a {current().name} has no queue of kernels, which {VARIABLE} would turn")
     with tempfile.TemporaryDirectory() as place:
         root = Path(place)
         model = made("qwen2", root)
         for value in ("1", "2"):
             directory = root / value
-            status, said = run(settings(model, directory, 6), environment=os.environ | {"TASK_QUEUE_ENABLE": value})
-            expect(f"runs with TASK_QUEUE_ENABLE = {value}", status == 0, said)
+            status, said = run(settings(model, directory, 6), environment=os.environ | {VARIABLE: value})
+            expect(f"runs with {VARIABLE} = {value}", status == 0, said)
             if status == 0:
                 rows = [
                     json.loads(line) for line in (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()

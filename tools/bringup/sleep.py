@@ -2,14 +2,13 @@
 
 from spmd_rl.platforms import current
 from tools.bringup.engine import model_of_command_line, start
-from tools.bringup.outcome import expect, leave
+from tools.bringup.outcome import expect, leave, not_here
 
 
 def main() -> None:
     machine = current()
     if machine.free_and_total_bytes is None or not machine.engine_sleeps:
-        print(f"pass: on {machine.name} vLLM does not sleep")
-        leave()
+        not_here(f"on a {machine.name} vLLM does not sleep")
     llm = start(model_of_command_line())
     runner = llm.llm_engine.model_executor.driver_worker.worker.model_runner
     from spmd_rl.rollout.engine_weights import SleepMode
