@@ -138,13 +138,13 @@ class Learned(msgspec.Struct):
     maxima: dict[str, float] = {}
     """The same, of the largest of a token."""
     losses_broken: list[str] = []
-    """Where no update was made: the losses that are not finite, with their ranks, the first of them."""
+    """Without an update: the losses that are not finite, with their ranks, the first of them."""
     gradients_broken: list[str] = []
-    """Where no update was made: the parameters whose gradient is not finite, with their ranks, the first of them."""
+    """Without an update: the parameters whose gradient is not finite, with their ranks, the first of them."""
     beyond: str = ""
-    """Where no update was made: the bound that it is beyond, the same on all ranks."""
+    """Without an update: the bound that it is beyond, the same on all ranks."""
     suspects: list[tuple[int, float]] = []
-    """Where no update was made: the samples with the largest losses, and these; infinite where one is not finite."""
+    """Without an update: the samples with the largest losses, and these; infinite where one is not finite."""
     moves: dict[str, float] = {}
     """Seconds that learners took to the device and from it before the step, as training.learner.take_turns says."""
 
