@@ -49,7 +49,7 @@ class TrainingState:
         self._group = parallel_state.get_data_parallel_group(with_context_parallel=True)
         self._calls = calls_queue(current().forks)
         for inner in self._optimizer.distributed:
-            save_own_pieces(inner)
+            save_own_pieces(inner, self._optimizer)
         # Who writes what is the same in every save: agreed upon in the first, and kept.
         self._strategy = FullyParallelSaveStrategyWrapper(
             TorchDistSaveShardedStrategy("torch_dist", 1, cached_metadata=True), self._group, do_cache_distribution=True
@@ -71,27 +71,26 @@ class TrainingState:
         self._note = _Note()
         self._directory = directory
         # The values of a device are copied to the host before the fork.
-        with self._optimizer.on_device():
-            state = self._sharded(loading=False)
-            apply_factories(state)
-            dict_list_map_inplace(_in_place, state)
-            request = dist_checkpointing.save(
-                state,
-                str(directory),
-                self._strategy,
-                validate_access_integrity=not self._saved_before,
-                async_sharded_save=True,
-                content_metadata=CONTENT | _OPTIMIZER,
-            )
-            self._saved_before = True
-            if request.async_fn is not None and not current().forks:
-                request = in_this_process(request, self._note.leave, broken())
-            elif request.async_fn is not None:
-                write = partial(_as_writer, os.getpid(), self._note, broken, request.async_fn)
-                request = request._replace(async_fn=write)
-            else:  # other ranks write all that this one has
-                self._note.leave(broken())
-            self._calls.schedule_async_request(request)
+        state = self._sharded(loading=False)
+        apply_factories(state)
+        dict_list_map_inplace(_in_place, state)
+        request = dist_checkpointing.save(
+            state,
+            str(directory),
+            self._strategy,
+            validate_access_integrity=not self._saved_before,
+            async_sharded_save=True,
+            content_metadata=CONTENT | _OPTIMIZER,
+        )
+        self._saved_before = True
+        if request.async_fn is not None and not current().forks:
+            request = in_this_process(request, self._note.leave, broken())
+        elif request.async_fn is not None:
+            write = partial(_as_writer, os.getpid(), self._note, broken, request.async_fn)
+            request = request._replace(async_fn=write)
+        else:  # other ranks write all that this one has
+            self._note.leave(broken())
+        self._calls.schedule_async_request(request)
 
     def finish_save(self) -> bool:
         """Tell whether nothing is being saved any more.
@@ -126,12 +125,8 @@ class TrainingState:
         Raises ValueError that names what is wrong with it.
         """
         Checkpoint(directory)  # says of each missing or short file what it should hold
-        with self._optimizer.on_device():
-            self._load(directory)
-
-    def _load(self, directory: Path) -> None:
-        for inner in self._optimizer.distributed:
-            inner._init_optimizer_states_with_dummy_values()  # what is loaded into
+        for part in self._optimizer.each():
+            part.make_state()  # what is loaded into
         strategy = FullyParallelLoadStrategyWrapper(get_default_load_sharded_strategy(str(directory)), self._group)
         try:
             found = dist_checkpointing.load(self._sharded(loading=True), str(directory), strategy)
@@ -144,7 +139,7 @@ class TrainingState:
             raise ValueError(_unfit(directory, error)) from error
         for key, chunk in self._chunks():
             chunk.load_state_dict(found[key])
-        self._optimizer.optimizer.load_state_dict(found["optimizer"])
+        self._optimizer.load(found["optimizer"])
 
     def _chunks(self) -> list[tuple[str, Any]]:
         if len(self._model) == 1:

@@ -5,7 +5,7 @@ as well hold each rank's own part, cut where that does not fall on a whole row: 
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,40 +15,50 @@ from megatron.core.dist_checkpointing import ShardedTensor
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedTensorFactory
 from megatron.core.dist_checkpointing.utils import extract_sharded_tensors_and_factories
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
 from spmd_rl.training.checkpoint_boxes import boxes
+from spmd_rl.training.optimizer import Optimizer
 
+Pieces = dict[int, dict[str, list[ShardedTensor]]]
+"""By number of the parameter and name of the state."""
 _STATE = ("param", "exp_avg", "exp_avg_sq")
 
 
-def save_own_pieces(optimizer: Any) -> None:
-    """Have one of Megatron's distributed optimizers save what is on this rank; it loads as before."""
-    optimizer.sharded_param_state_fully_reshardable = partial(
-        _param_state, optimizer, optimizer.sharded_param_state_fully_reshardable
+def save_own_pieces(inner: DistributedOptimizer, optimizer: Optimizer) -> None:
+    """Have one of Megatron's distributed optimizers in this one save what is on this rank; it loads as before."""
+    inner.sharded_param_state_fully_reshardable = partial(
+        _param_state, inner, optimizer, inner.sharded_param_state_fully_reshardable
     )
 
 
 def _param_state(
-    optimizer: Any, whole: Any, model: dict[str, Any], is_loading: bool = False, metadata: dict[str, Any] | None = None
-) -> dict[int, dict[str, list[ShardedTensor]]]:
-    """By number of the parameter and name of the state: this rank's pieces."""
+    inner: DistributedOptimizer,
+    optimizer: Optimizer,
+    whole: Callable[..., Pieces],
+    model: dict[str, Any],
+    is_loading: bool = False,
+    metadata: dict[str, Any] | None = None,
+) -> Pieces:
+    """Return this rank's pieces."""
     if is_loading:
         return whole(model, is_loading, metadata)
     sharded, _ = extract_sharded_tensors_and_factories(model)
     described = {one.data: one for one in nested_values(sharded)}
-    state, number = {}, 0
-    for buffer, ranges in zip(optimizer.buffers, optimizer.gbuf_ranges, strict=True):
-        [buckets] = ranges.values()
-        owned = {parameter: where["param"] for bucket in buckets for parameter, where in bucket["param_map"].items()}
-        for parameter in buffer.param_index_map:
-            if parameter in owned:
-                held = optimizer._get_main_param_and_optimizer_states(parameter)
-                start = owned[parameter].start
-                state[number] = {
-                    name: list(_pieces(described[parameter], f"optimizer.state.{name}.", start, held[name].detach()))
-                    for name in _STATE
-                }
-            number += 1
+    everywhere = (parameter for buffer in inner.buffers for parameter in buffer.param_index_map)
+    numbers = {parameter: number for number, parameter in enumerate(everywhere)}
+    state = {}
+    for part in optimizer.each(inner):
+        for parameter in part.parameters:
+            held = inner._get_main_param_and_optimizer_states(parameter)
+            start = inner._get_model_param_range_map(parameter)["param"].start
+            state[numbers[parameter]] = {
+                name: [
+                    replace(piece, data=piece.data.to("cpu", copy=True)) if optimizer.waits else piece
+                    for piece in _pieces(described[parameter], f"optimizer.state.{name}.", start, held[name].detach())
+                ]
+                for name in _STATE
+            }
     return state
 
 

@@ -57,11 +57,11 @@ class Learner:
     def __init__(self, model: ShardedModel, settings: OptimizerSettings):
         self.model = model
         self.wrapped = wrap_for_gradients(model.module)
-        self.optimizer = Optimizer(self.wrapped, settings, model.dtype)
         self.gradients = Releasable(gradient_buffers(self.wrapped))
+        self.gradients.release()  # the optimizer copies the weights, and needs their room
+        self.optimizer = Optimizer(self.wrapped, settings, model.dtype)
         balance = settings.moe_aux_loss_coefficient if isinstance(settings, TrainConfig) else 0.0
         self.balance = ExpertBalance(model.module, balance, model.place)
-        self.gradients.release()
 
     def learn(self, packs: Sequence[Packed], loss: Loss, rate: float, limits: Limits = NO_LIMITS) -> Learned:
         """Make one optimizer step on these micro-batches; the loss is the sum of its totals over all ranks."""
@@ -86,7 +86,7 @@ class Learner:
         sums |= self.balance.end()
         if model.shape.head == "lm" and (imbalance := load_imbalance(model.module.layers)) is not None:
             maxima["moe/load_imbalance"] = imbalance
-        with doing("optimizer step"), self.optimizer.on_device():
+        with doing("optimizer step"):
             beyond = "" if limits.kl is None else self._beyond_kl(sums, limits.kl)
             bound = math.inf if limits.grad_norm is None else limits.grad_norm
             updated, grad_norm = self.optimizer.step(rate, 0.0 if beyond else bound)
@@ -116,8 +116,7 @@ class Learner:
 
     def broken(self) -> str:
         """Return what of this rank's weights and optimizer is not finite, its first; nothing in a sound run."""
-        with self.optimizer.on_device():
-            return self.model.broken() or first_not_finite(self.optimizer.tensors())
+        return self.model.broken() or first_not_finite(self.optimizer.tensors())
 
     def release(self) -> None:
         """Keep nothing but the weights on the device: the optimizer waits on the host, gradients are made anew."""

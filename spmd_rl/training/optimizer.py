@@ -3,18 +3,19 @@
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
 from spmd_rl.config.config import TrainConfig
 from spmd_rl.config.critic_config import CriticConfig
 from spmd_rl.platforms import current
 from spmd_rl.training.model import ModelChunks
-from spmd_rl.training.offload import Offloaded, gradient_buffers
+from spmd_rl.training.offload import gradient_buffers
+from spmd_rl.training.optimizer_parts import Part, parts_of
 
 OptimizerSettings = TrainConfig | CriticConfig
 """They call what an optimizer needs alike."""
@@ -45,8 +46,8 @@ class Optimizer:
     def __init__(self, wrapped: list[DistributedDataParallel], settings: OptimizerSettings, dtype: torch.dtype):
         self.wrapped = wrapped
         self.clip_grad = settings.clip_grad
-        self._offloaded: Offloaded | None = None
-        self._waits = False
+        self.waits = False
+        """True where the state is on the host but while it is computed with."""
         self.optimizer = get_megatron_optimizer(
             OptimizerConfig(
                 optimizer="adam",
@@ -63,16 +64,18 @@ class Optimizer:
             wrapped,
             use_gloo_process_groups=False,
         )
+        model = {weight.untyped_storage()._cdata for chunk in wrapped for weight in chunk.parameters()}
+        self.parts = [part for inner in self.distributed for part in parts_of(inner, model)]
 
     @property
-    def distributed(self) -> list[Any]:
+    def distributed(self) -> list[DistributedOptimizer]:
         """Megatron's optimizers in this one: of the experts' parameters and of all others."""
         return [inner for inner in self.optimizer.chained_optimizers if inner.optimizer is not None]
 
     def take_weights(self) -> None:
         """The model's weights were set from outside: the optimizer's own float32 copies become equal to them."""
-        with self.on_device():
-            self.optimizer.reload_model_params()
+        for part in self.each():
+            part.take_weights()
 
     def zero_gradients(self) -> None:
         for chunk in self.wrapped:
@@ -83,8 +86,20 @@ class Optimizer:
         """One update at this learning rate. Returns whether it was made, and the gradient's norm before it was clipped.
 
         Where that norm is not finite or above `bound`, on all ranks alike, weights and moments stay as they were.
-        Megatron's own step looks for the first only where it scales the loss, for float16; else it writes the nan into
-        the weights.
+        """
+        sound, norm = self._ready(learning_rate, bound)
+        if sound:
+            for part in self.each():
+                part.step()
+            for chunk in self.wrapped:
+                chunk.start_param_sync()
+        return sound, norm
+
+    def _ready(self, learning_rate: float, bound: float) -> tuple[bool, float]:
+        """Look at the gradients, and clip them where there is to be an update.
+
+        Megatron's own step looks whether they are finite only where it scales the loss, for float16; else it writes the
+        nan into the weights.
         """
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate * group.get("lr_mult", 1.0)
@@ -99,7 +114,7 @@ class Optimizer:
             parameters = inner.get_parameters()
             if self.clip_grad > 0.0 and parameters:
                 clip_grad_by_total_norm_fp32(parameters, max_norm=self.clip_grad, total_norm=norm)
-        return bool(self.optimizer.step_with_ready_grads()), norm
+        return True, norm
 
     def _count_on_device(self) -> None:
         """Have the counts of steps where the kernel reads them: another machine's checkpoint has them on the host."""
@@ -110,52 +125,51 @@ class Optimizer:
                 if "step" in state:
                     state["step"] = state["step"].to(parameter.device, torch.float32)
 
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield what this rank's part of the optimizer remembers, by its name."""
-        for inner in self.distributed:
-            for state in inner.optimizer.state.values():
-                yield from ((name, value) for name, value in state.items() if isinstance(value, torch.Tensor))
-            for group in inner.optimizer.param_groups:
-                yield from (("main parameter", parameter) for parameter in group["params"])
+    def each(self, of: DistributedOptimizer | None = None) -> Iterator[Part]:
+        """Yield the parts of the state, each while it is on the device: the only one where they wait on the host.
 
-    def _state(self) -> Offloaded:
-        """Optimizer moments and parameters; the moments come into being with the first step."""
-        inner = [
-            torch_optimizer
-            for chained in self.optimizer.chained_optimizers
-            # A stage without experts has nothing for the second of them.
-            if (torch_optimizer := chained.optimizer) is not None
-        ]
-        tensors = [
-            value
-            for torch_optimizer in inner
-            for state in torch_optimizer.state.values()
-            for value in state.values()
-            if isinstance(value, torch.Tensor) and value.dim() > 0
-        ]
-        # In half precision the optimizer has parameters of its own; in fp32 they are the model's, which wait elsewhere.
-        model = {weight.untyped_storage()._cdata for chunk in self.wrapped for weight in chunk.parameters()}
-        tensors += [
-            parameter.data
-            for torch_optimizer in inner
-            for group in torch_optimizer.param_groups
-            for parameter in group["params"]
-            if parameter.untyped_storage()._cdata not in model
-        ]
-        if self._offloaded is None or self._offloaded.count != len(tensors):
-            self._offloaded = Offloaded(tensors)
-        return self._offloaded
+        `of`: only those of one of Megatron's optimizers.
+        """
+        for part in self.parts:
+            if of not in (None, part.inner):
+                continue
+            part.onload()
+            try:
+                yield part
+            finally:
+                if self.waits:
+                    part.offload()
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield what this rank's part of the optimizer remembers, by its name, each while it is on the device."""
+        for part in self.each():
+            yield from part.tensors()
 
     def offload(self) -> None:
         """Move the optimizer's state to the host, where it waits between steps from now on."""
-        self._waits = True
-        self._state().offload()
+        self.waits = current().offloads
+        for part in self.parts:
+            part.offload()
+
+    def load(self, state: dict[str, object]) -> None:
+        """Take what Megatron loaded from a checkpoint, in the form of its own load_state_dict."""
+        found = dict[torch.Tensor, dict[str, torch.Tensor]]()
+        for inner in self.distributed:
+            inner._set_main_param_and_optimizer_states = found.__setitem__
+        try:
+            self.optimizer.load_state_dict(state)
+        finally:
+            for inner in self.distributed:
+                del inner._set_main_param_and_optimizer_states
+        for part in self.each():
+            part.fill(found)
 
     @contextmanager
     def on_device(self) -> Iterator[None]:
-        """Have the optimizer's state on the device inside: for a step, and for whoever reads or writes it."""
-        waits, self._waits = self._waits, False
-        self._state().onload()
+        """Have all of the optimizer's state on the device inside."""
+        waits, self.waits = self.waits, False
+        for part in self.parts:
+            part.onload()
         yield
         if waits:
             self.offload()

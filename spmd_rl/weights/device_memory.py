@@ -1,9 +1,10 @@
 """Count what a rank's models take of its device in each phase; what a pass computes in between is not in it."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 
 from spmd_rl.config.check_critic import read_critic
 from spmd_rl.config.check_reward_models import read_reward_shape
@@ -19,6 +20,9 @@ from spmd_rl.weights.transfer.boxes import Index
 _GRADIENT, _MASTER, _MOMENTS = 4, 4, 8
 """Bytes of a parameter: gradients are summed in float32; AdamW has two moments, and in half precision its own weights.
 """
+STATE_BYTES = _MASTER + _MOMENTS
+PART_BYTES = 2 << 30
+"""Of an optimizer's state that waits on the host, about so much is on the device at once; of one parameter, all."""
 _VISION, _PROJECTOR = "visual.", "visual.merger."
 
 
@@ -32,6 +36,8 @@ class LearnerBytes:
     """Of the optimizer: its float32 weights, from the start."""
     moments: int
     """Of the optimizer, from its first step."""
+    part: int
+    """Of the optimizer, at most what is on the device at once: in a step, and while it is saved."""
 
     @property
     def optimizer(self) -> int:
@@ -40,7 +46,7 @@ class LearnerBytes:
 
     def in_training(self) -> dict[str, int]:
         """Return what is there in an optimizer step."""
-        return {"weights": self.weights, "gradients": self.gradients, "optimizer": self.optimizer}
+        return {"weights": self.weights, "gradients": self.gradients, "optimizer": self.part}
 
 
 @dataclass(frozen=True)
@@ -83,8 +89,8 @@ class RankBytes:
             found[Phase.CRITIC_VALUES] = {"weights": critic.weights}
             found[Phase.CRITIC_UPDATE] = critic.in_training()
         found[Phase.UPDATE] = policy.in_training()
-        saved = max(self.learners.values(), key=lambda one: one.weights + one.optimizer)
-        found[Phase.CHECKPOINT] = {"weights": saved.weights, "optimizer": saved.optimizer}
+        saved = max(self.learners.values(), key=lambda one: one.weights + one.part)
+        found[Phase.CHECKPOINT] = {"weights": saved.weights, "optimizer": saved.part}
         return found
 
     def _building(self) -> dict[str, int]:
@@ -93,10 +99,10 @@ class RankBytes:
         peak = dict(there)
         for name, one in self.learners.items():
             # Megatron lays the weights out a second time, beside the gradients; then the optimizer copies its part.
-            second = "weights" if one.weights > one.masters else "optimizer"
-            now = there | {"weights": there["weights"] + one.weights, "gradients": one.gradients}
-            now[second] += max(one.weights, one.masters)
-            peak = _larger(peak, now)
+            twice = there | {"weights": there["weights"] + 2 * one.weights, "gradients": one.gradients}
+            copied = there | {"weights": there["weights"] + one.weights}
+            copied["optimizer"] += one.masters
+            peak = _larger(peak, _larger(twice, copied))
             there["weights"] += one.weights
             there["optimizer"] += one.masters
             if name == "policy":
@@ -152,15 +158,29 @@ def learner_bytes(params: Mapping[str, Index], train: TrainLayout, config: Confi
     size = BYTES[config.model.dtype]
     shares = train.data * train.context
     expert_shares = train.stage_ranks // (train.expert * train.expert_tensor)
-    trained = part = 0
+    trained = part = largest = 0
     for name, extent in params.items():
         if _frozen(name, config.model.freeze):
             continue
         elements = math.prod(extent)
         trained += elements
+        largest = max(largest, elements)
         part += elements // (expert_shares if ".experts." in name else shares)
     weights = size * sum(map(math.prod, params.values()))
-    return LearnerBytes(weights, _GRADIENT * trained, _MASTER * part if size == 2 else 0, _MOMENTS * part)
+    masters = _MASTER if size == 2 else 0
+    # A rank's share may have the largest parameter in full.
+    at_once = min((masters + _MOMENTS) * part, max(PART_BYTES, (masters + _MOMENTS) * largest))
+    return LearnerBytes(weights, _GRADIENT * trained, masters * part, _MOMENTS * part, at_once)
+
+
+def parts_of_sizes(sizes: Sequence[int], limit: int = PART_BYTES) -> list[range]:
+    """Part bytes, in their order, so that no part is larger than the limit but one of a single piece."""
+    starts, held = [0], 0
+    for n, size in enumerate(sizes):
+        if n > starts[-1] and held + size > limit:
+            starts, held = [*starts, n], 0
+        held += size
+    return [range(*cut) for cut in pairwise([*starts, len(sizes)]) if sizes]
 
 
 def _frozen(name: str, parts: tuple[str, ...]) -> bool:
@@ -180,11 +200,11 @@ def memory_problems(config: Config, by_rank: Mapping[int, RankBytes], device: in
         parts = {"the engine's weights": held.engine, "its cache": held.cache}
         knob, value, way = "rollout.cache_gib", config.rollout.cache_gib, "lower it, or raise rollout.tensor"
     else:
-        name = "critic" if phase in (Phase.CRITIC_VALUES, Phase.CRITIC_UPDATE) else "policy"
-        one = held.learners[name]
-        parts = {"weights": one.weights, "gradients": one.gradients, "optimizer": one.optimizer}
+        parts = held.parts()[phase]
         knob, value = "parallel.tensor", config.parallel.tensor
-        way = "raise it, parallel.pipeline or parallel.expert, or start more ranks, which share the optimizer"
-    sizes = ", ".join(f"{name} {size / gib:.2f}" for name, size in parts.items())
+        way = "raise it, parallel.pipeline or parallel.expert"
+        if phase == Phase.START:
+            way += ", or start more ranks, which share the optimizer"
+    sizes = ", ".join(f"{name} {size / gib:.2f}" for name, size in parts.items() if size)
     met = f"in {phase} rank {rank} holds {most / gib:.2f} GiB of models ({sizes}), and a device has {device / gib:.2f}"
     return [Problem(knob, value, met, way)]

@@ -3,6 +3,8 @@
 Its attention sees nothing but gathered keys and cumulative lengths, which is what the kernels of accelerators take.
 """
 
+from pathlib import Path
+
 import pytest
 
 from spmd.ranks import run_ranks
@@ -83,3 +85,36 @@ def test_checkpoints_are_written_and_read_where_no_process_may_be_copied(paths, 
         assert one["said"] == [None, [], [], None]
     sizes = [sorted(file.stat().st_size for file in (tmp_path / name).rglob("*.distcp")) for name in "ab"]
     assert sizes[0] == sizes[1] and sizes[0]
+
+
+# Of two ranks.
+STEPPED = [("qwen2-tied", {}), ("qwen2-tied", {"tensor": 2}), ("qwen3", {"pipeline": 2}), ("qwen3_moe", {"expert": 2})]
+
+
+def test_an_optimizer_in_parts_that_wait_on_the_host_steps_saves_and_loads_as_a_whole_one(paths, tiny_models, tmp_path):
+    def asked(family, layout, dtype, checkpoint, begins, **more):
+        training = {"model": tiny_models[family], "parallel": layout, "dtype": dtype, "algorithm": ALGORITHM}
+        saved = {"checkpoint": str(tmp_path / checkpoint), "begins": begins}
+        return {**training, **saved, "platform": "toy", "share": True, "budget": 60, **more}
+
+    parts = {"part_bytes": 50_000}
+    wanted = [(*one, "bfloat16" if n % 2 == 0 else "float32") for n, one in enumerate(STEPPED)]
+    cases = [
+        one
+        for n, what in enumerate(wanted)
+        for one in (
+            asked(*what, f"{n}whole", True),
+            asked(*what, f"{n}parts", True, **parts),
+            asked(*what, f"{n}whole", False, **parts),
+            asked(*what, f"{n}parts", False),
+        )
+    ]
+    for one in cases:
+        Path(one["checkpoint"]).mkdir(exist_ok=True)
+    for report in run_ranks("spmd.training_ranks", 2, {"cases": cases, "paths": paths}):
+        found = report["cases"]
+        for n, what in enumerate(wanted):
+            whole, *others = found[4 * n : 4 * n + 4]
+            assert whole["parts"] < others[0]["parts"] > 3, what
+            for other in others:
+                assert other["steps"] == whole["steps"] and other["sums"] == whole["sums"], what

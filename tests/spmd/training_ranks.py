@@ -33,8 +33,10 @@ def _case(case: dict, world, platform) -> dict:
     from spmd_rl.config.config import Config, ModelConfig
     from spmd_rl.models.model_shape import read_model_shape
     from spmd_rl.platforms import current
+    from spmd_rl.training import optimizer_parts
     from spmd_rl.worker.trainer import Trainer
 
+    optimizer_parts.PART_BYTES = case.get("part_bytes", 2 << 30)
     current(case.get("platform", platform.name))
     shape = read_model_shape(case["model"])
     base = Config(model=ModelConfig(path=case["model"]))
@@ -181,6 +183,9 @@ def go_on(case, trainer) -> dict:
         learned = trainer.learn("policy", 0, rate)
         return {"sums": own_sums(learned), "grad_norm": learned.grad_norm}
 
+    learner = trainer.learners["policy"]
+    if "part_bytes" in case:
+        learner.optimizer.offload()
     saving, directory = ShardSaver(trainer.learners, trainer.world), Path(case["checkpoint"])
     if case["begins"]:
         step(1e-3)
@@ -188,7 +193,10 @@ def go_on(case, trainer) -> dict:
         assert saving.checkpoint_progress(wait=True).failed is None
     else:
         saving.load(directory, only_weights=False)
-    return {"steps": [step(1e-3), step(1e-3)]}
+    steps = [step(1e-3), step(1e-3)]
+    held = [*learner.model.weights().values(), *(tensor.float().clone() for _, tensor in learner.optimizer.tensors())]
+    sums = sorted(float(tensor.double().sum()) for tensor in held)
+    return {"steps": steps, "sums": sums, "parts": len(learner.optimizer.parts)}
 
 
 def score(case, trainer) -> dict:

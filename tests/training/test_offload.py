@@ -1,9 +1,12 @@
 """Laws of memory on the host, and of a learner whose state is nowhere else while the engine has the device."""
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from spmd_rl.training.offload import block_sizes, pieces
+from spmd_rl.weights.device_memory import parts_of_sizes
 
 SIZES = st.lists(st.integers(0, 5 << 28), min_size=1, max_size=12)
 
@@ -24,3 +27,12 @@ def test_every_byte_has_one_place_of_its_own(sizes):
         assert start == ends[tensor] and at == taken[block] and count > 0
         ends[tensor], taken[block] = start + count, at + count
     assert ends == sizes and all(used <= size for used, size in zip(taken, blocks, strict=True))
+
+
+@given(SIZES, st.integers(1, 5 << 28))
+def test_parts_of_an_optimizer_have_each_size_once_in_order_and_keep_to_the_limit_or_have_one(sizes, limit):
+    parts = parts_of_sizes(sizes, limit)
+    assert [n for part in parts for n in part] == list(range(len(sizes))) and all(parts)
+    assert all(len(part) == 1 or sum(sizes[n] for n in part) <= limit for part in parts)
+    # No two neighbours would go together, but for a part that is beyond the limit by itself.
+    assert all(sum(sizes[n] for n in one) + sizes[other[0]] > limit for one, other in pairwise(parts))

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import torch
 
 from spmd_rl.platforms.cuda import CUDA
-from spmd_rl.weights.device_memory import RankBytes
+from spmd_rl.weights.device_memory import LearnerBytes, RankBytes
 
 
 class OutOfMemory(Exception):
@@ -146,16 +146,29 @@ class Model(Counted):
 
 
 class State(Counted):
-    """An optimizer's: its own weights, and from the first step on its moments."""
+    """A part of an optimizer's: its own weights, and from the first step on its moments."""
+
+    inner = None
 
     def __init__(self, device: Device, masters: int, moments: int):
         super().__init__(device, masters)
         self.moments = moments
 
     def step(self) -> None:
-        assert self.here, "the optimizer is elsewhere"
+        assert self.here, "this part of the optimizer is elsewhere"
         self.device.take(self.moments)
         self.size, self.moments = self.size + self.moments, 0
+
+    def tensors(self) -> tuple:
+        assert self.here, "this part of the optimizer is elsewhere"
+        return ()
+
+
+def states(device: Device, one: LearnerBytes) -> list[State]:
+    """Part a learner's: as many of the largest as there are, and what is left."""
+    whole, rest = divmod(one.optimizer, one.part)
+    sizes = [one.part] * whole + ([rest] if rest else [])
+    return [State(device, size * one.masters // one.optimizer, size * one.moments // one.optimizer) for size in sizes]
 
 
 class LLM:
