@@ -1,4 +1,4 @@
-"""What `plan` says of a device: fits or not, what would, how fast, beside a run, as a picture."""
+"""Test what `plan` says of a device: fits or not, what would, how fast, beside a run, as a picture."""
 
 import json
 import re

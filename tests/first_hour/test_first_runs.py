@@ -46,7 +46,7 @@ def train(home: Path, name: str, steps: int = 1, *words: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def first(home):
-    """What the screen of the run `first` said."""
+    """Return what the screen of the run `first` said."""
     status, screen = typed(home, *train(home, "first"))
     assert status == 0, screen
     return screen

@@ -1,4 +1,4 @@
-"""What a run says of a directory whose weights it will not export as they are."""
+"""Test what a run says of a directory whose weights it will not export as they are."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What a run says of its launch."""
+"""Test what a run says of its launch."""
 
 import os
 import subprocess

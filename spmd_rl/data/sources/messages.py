@@ -1,4 +1,4 @@
-"""What a row asks, as text or as a conversation, in the ways that data sets spell them."""
+"""Read what a row asks, as text or as a conversation, in the ways that data sets spell them."""
 
 from typing import Any, TypeGuard
 
