@@ -21,7 +21,7 @@ def run_grpo(config: Config, session: Session) -> None:
         batch.keep(curate(batch.groups, batch.rewards))
         step.exchange(batch)  # one all-to-all of tokens to balanced, packed micro-batches
         in_reward = algorithm.kl_in_reward
-        step.score("policy", when=step.off_policy or in_reward)  # before the first mini-batch: the ratio needs it
+        step.score("policy", when=step.off_policy or in_reward, whole=in_reward)  # before the update, for the ratio
         step.score("reference", when=algorithm.uses_reference)
         rewards = step.rewards_with_kl() if in_reward else batch.rewards
         with step.timed(Phase.ADVANTAGE):

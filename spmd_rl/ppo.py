@@ -17,14 +17,16 @@ def run_ppo(config: Config, session: Session) -> None:
         batch = step.reward(samples)  # rules graded as sequences ended, reward models score now
         batch.keep(curate(batch.groups, batch.rewards))
         step.exchange(batch)  # one all-to-all of tokens to balanced, packed micro-batches
-        step.score("policy", when=step.off_policy or algorithm.kl_in_reward)  # before the update
+        learns, in_reward = step.number >= config.critic.warmup_steps, algorithm.kl_in_reward
+        ratio = learns and step.off_policy
+        step.score("policy", when=ratio or in_reward, whole=in_reward)  # before the update
         step.score("reference", when=algorithm.uses_reference)
         step.score("critic")  # the value of the state before each token
         step.estimate_gae(batch.by_id(batch.rewards), session.kl_control)  # whitened over all tokens of all ranks
         step.put("weights", step.weights(reduce))
         for minibatch in step.minibatches("critic"):  # one optimizer step each
             step.learn("critic", minibatch)
-        for minibatch in step.minibatches("policy", when=step.number >= config.critic.warmup_steps):
+        for minibatch in step.minibatches("policy", when=learns):
             step.learn("policy", minibatch)
 
 

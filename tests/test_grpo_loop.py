@@ -49,6 +49,8 @@ class RecordingRanks:
     consistency: list[bool] = field(default_factory=list)
     temperatures: list[float] = field(default_factory=list)
     fields: dict[str, dict[int, float]] = field(default_factory=dict)
+    left_out: list[int] = field(default_factory=list)
+    """Of each time that a model scored: mini-batches at the beginning."""
 
     @contextmanager
     def rollout_mode(self, timed=None, canary: bool = False) -> Iterator[dict[str, float]]:
@@ -88,8 +90,9 @@ class RecordingRanks:
         self.plan = plan
         return {"bytes/exchange/network": 1.0, "update/padding_fraction": 0.0, "update/imbalance_fraction": 0.25}
 
-    def score(self, model: str) -> dict[str, float]:
+    def score(self, model: str, left_out: int = 0) -> dict[str, float]:
         self.told.append(f"score {model}")
+        self.left_out.append(left_out)
         return {}
 
     def sample_kl(self) -> dict[int, float]:

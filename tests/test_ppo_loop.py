@@ -73,10 +73,25 @@ def test_several_passes_or_minibatches_need_the_policy_before_the_first(run):
         assert driven.told() == [*scored, *["learn critic"] * 2, *["learn policy"] * 2, *END]
 
 
+def test_the_mini_batch_that_is_learned_first_needs_no_policy_before_it(run):
+    def left_out(name: str, train=None, **algorithm) -> list[int]:
+        return run(train={"minibatches": 2} | (train or {}), algorithm=algorithm, directory=name).ranks.left_out
+
+    assert left_out("one") == [1, 0], "of the policy; of the critic"
+    assert left_out("again", {"epochs": 2}) == left_out("any", {"shuffle_mini_batch": True}) == [0, 0]
+    assert left_out("reward", kl_coefficient=0.1, kl_in_reward=True) == [0, 0, 0]
+
+
 def test_every_epoch_takes_every_minibatch_once(run):
     driven = run(train={"minibatches": 4, "epochs": 3})
     for model in ("critic", "policy"):
         assert minibatches_of(driven, model) == [0, 1, 2, 3] * 3
+
+
+def test_a_critic_may_take_the_minibatches_more_often_than_the_policy(run):
+    driven = run(train={"minibatches": 2}, critic={"epochs": 3})
+    assert minibatches_of(driven, "critic") == [0, 1] * 3
+    assert minibatches_of(driven, "policy") == [0, 1]
 
 
 def test_shuffled_minibatches_come_in_an_order_of_the_seed(run):

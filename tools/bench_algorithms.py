@@ -1,10 +1,11 @@
 """Train by several configs with several seeds, and make the table of docs/algorithms.md:
-`python tools/bench_algorithms.py configs/*demo_smollm2_cpu.yaml --seeds 1 2 3 --page docs/algorithms.md`.
+`python tools/bench_algorithms.py configs/*demo_smollm2_cpu.yaml --short --seeds 1 2 3 --page docs/algorithms.md`.
 
 Runs are made one seed of all configs after the other, and what each came to is a line of OUTPUT/results.jsonl. One that
 is there, of the same settings, is not made again: an interrupted table goes on, `--runs 1` makes the next run alone,
 `--runs 0` only prints. One that fails is said and left out. With `--page` the table of so far is in a page after each
-run, between the two lines that are there for it. What follows `--` goes to every run.
+run, between the two lines that are there for it. `--short` halves each config's steps and the prompts of a step, and
+evaluates before and after alone, on 128 problems. What follows `--` goes to every run.
 """
 
 import argparse
@@ -44,6 +45,14 @@ def digest(config: Path, ranks: int, overrides: Sequence[str]) -> str:
     """Return what tells runs of other settings apart."""
     text = json.dumps([config.read_text(encoding="utf-8"), ranks, list(overrides)])
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def halved(config: Path) -> list[str]:
+    """Return the settings of a short run: a quarter of the samples, and evaluations before and after alone."""
+    train = load_config(["--config", str(config)]).train
+    words = ["--train.steps", str(-(-train.steps // 2)), "--train.prompts_per_step", str(train.prompts_per_step // 2)]
+    words += ["--data.eval_problems", "128", "--evaluation.every_steps", "0"]
+    return [*words, "--run.export_hf", "False", "--run.tensorboard", "False"]
 
 
 def train(config: Path, seed: int, ranks: int, directory: Path, overrides: Sequence[str]) -> list[dict[str, float]]:
@@ -113,15 +122,17 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--runs", type=int, help="make at most so many runs now; without it, all that are missing")
+    parser.add_argument("--short", action="store_true", help="half the steps, half the prompts of a step")
     parser.add_argument("--output", type=Path, default=Path("runs/algorithms"))
     parser.add_argument("--page", type=Path, help="a page to write the table into")
     words = sys.argv[1:]
     end = words.index("--") if "--" in words else len(words)
     arguments, overrides = parser.parse_args(words[:end]), words[end + 1 :]
     results, wanted = arguments.output / "results.jsonl", {}
+    settings = {config: (halved(config) if arguments.short else []) + overrides for config in arguments.configs}
     for seed in arguments.seeds:
         for config in arguments.configs:
-            wanted[config.name, seed, digest(config, arguments.ranks, overrides)] = config
+            wanted[config.name, seed, digest(config, arguments.ranks, settings[config])] = config
 
     def there() -> dict[tuple[str, int, str], Result]:
         found = {(one.config, one.seed, one.settings): one for one in read(results)}
@@ -137,11 +148,12 @@ def main() -> None:
     made()
     failed = False
     for key in missing[: arguments.runs]:
-        config, seed, settings = wanted[key], key[1], key[2]
+        config, (name, seed, told) = wanted[key], key
         try:
-            rows = train(config, seed, arguments.ranks, arguments.output / f"{config.stem}_{seed}", overrides)
+            directory = arguments.output / f"{config.stem}_{seed}"
+            rows = train(config, seed, arguments.ranks, directory, settings[config])
             minutes = sum(one.get("timing/all", 0.0) for one in rows) / 60
-            add(results, Result(config.name, seed, settings, *accuracies(rows), minutes))
+            add(results, Result(name, seed, told, *accuracies(rows), minutes))
             made()
         except (subprocess.CalledProcessError, OSError, ValueError) as error:
             failed = True

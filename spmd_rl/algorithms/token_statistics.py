@@ -63,9 +63,13 @@ def whitening(moments: Moments) -> tuple[float, float]:
     return moments.mean, 1.0 / math.sqrt(variance + WHITENING_EPSILON)
 
 
-def gae_metrics(found: Mapping[str, Spread]) -> dict[str, float]:
-    """Return the metrics of what was found of rewards, values, returns, and advantages before they are whitened."""
-    spreads = dict(found) | {"advantages": found["advantages"].shifted(*whitening(found["advantages"].moments))}
+def gae_metrics(found: Mapping[str, Spread], clipped: Spread | None = None) -> dict[str, float]:
+    """Return the metrics of what was found of rewards, values, returns, and advantages before they are whitened.
+
+    The advantages' are of those that the loss takes: whitened, and where algorithm.advantage_clip is set `clipped`.
+    """
+    whitened = found["advantages"].shifted(*whitening(found["advantages"].moments))
+    spreads = dict(found) | {"advantages": clipped or whitened}
     names = ("rewards", "values", "returns", "advantages")
     metrics = {metric: value for name in names for metric, value in spreads[name].metrics(f"critic/{name}").items()}
     explained = explained_variance(found["advantages"].moments, found["returns"].moments)

@@ -370,6 +370,11 @@ class Config:
         return "spmd_rl.ppo" if self.algorithm.uses_critic else "spmd_rl.grpo"
 
     @property
+    def critic_epochs(self) -> int:
+        """Return the passes of the critic over a step's mini-batches."""
+        return self.critic.epochs or self.train.epochs
+
+    @property
     def longest_sample(self) -> int:
         """Tokens of a prompt with its response in training, at most."""
         return self.data.max_prompt_length + self.rollout.max_response_length

@@ -2,7 +2,15 @@
 
 from dataclasses import dataclass
 
-from spmd_rl.config.fields import Fraction, FromZeroToOne, NonNegativeFloat, NonNegativeInt, PositiveFloat, Schedule
+from spmd_rl.config.fields import (
+    Fraction,
+    FromZeroToOne,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Schedule,
+)
 
 
 @dataclass(frozen=True)
@@ -15,6 +23,9 @@ class CriticConfig:
     """Which of the outputs of critic.path is the value, counted from 0; needed where it has several."""
     warmup_steps: NonNegativeInt = 0
     """Rounds at the beginning in which the critic alone learns, and the policy stays as it is."""
+    epochs: PositiveInt | None = None
+    """Passes of the critic over the mini-batches of a step, which are train.minibatches: values bear that a sample is
+    used more often than a policy does (https://arxiv.org/abs/2009.04416). None: train.epochs."""
     learning_rate: NonNegativeFloat = 5e-6
     """At its highest, after its own warm-up."""
     schedule: Schedule = "constant"

@@ -191,9 +191,12 @@ class Ranks:
         }
 
     @verb
-    def score(self, model: str) -> dict[str, float]:
-        """Have a model give each exchanged sample its log-probabilities, which stay on the ranks. Returns metrics."""
-        seconds: dict[str, float] = self._all(Verb.SCORE, model=model)
+    def score(self, model: str, left_out: int = 0) -> dict[str, float]:
+        """Have a model give each exchanged sample its log-probabilities, which stay on the ranks. Returns metrics.
+
+        `left_out`: mini-batches at the beginning that get none.
+        """
+        seconds: dict[str, float] = self._all(Verb.SCORE, model=model, left_out=left_out)
         return {f"timing/{move}": taken for move, taken in seconds.items()}
 
     @verb
@@ -226,9 +229,13 @@ class Ranks:
         return spreads, {"timing/kl": found.kl_seconds}
 
     @verb
-    def whiten(self, field: str, mean: float, scale: float) -> None:
-        """Make (value - mean) * scale of a field of all exchanged samples."""
-        self._all(Verb.WHITEN, field=field, mean=mean, scale=scale)
+    def whiten(self, field: str, mean: float, scale: float) -> Spread | None:
+        """Make (value - mean) * scale of a field of all exchanged samples.
+
+        Returns the spread of what it came to over all ranks where algorithm.advantage_clip bounds it; else None.
+        """
+        told: list[list[float]] = self._all(Verb.WHITEN, field=field, mean=mean, scale=scale)
+        return joined(map(Spread.of, told)) if told else None
 
     @verb
     def read(self, model: str) -> dict[int, tuple[int, int]]:

@@ -215,11 +215,17 @@ class Step:
         """Return whether mini-batches follow the first: their ratio needs the policy before it."""
         return self.plan is not None and len(self.plan.minibatches) * self.config.train.epochs > 1
 
-    def score(self, model: str, when: bool = True) -> None:
-        """Have a model give each exchanged sample its log-probabilities, or its values; they stay on the ranks."""
+    def score(self, model: str, when: bool = True, whole: bool = True) -> None:
+        """Have a model give each exchanged sample its log-probabilities, or its values; they stay on the ranks.
+
+        Unless `whole`, the mini-batch that is learned first and once is left out: the model that scores it then is the
+        model that learns from it.
+        """
         if when and self.plan is not None:
+            train = self.config.train
             with self.timed(SCORING.get(model, model)):
-                self.log.add_all(self.ranks.score(model))
+                out = 0 if whole or train.epochs > 1 or train.shuffle_mini_batch else 1
+                self.log.add_all(self.ranks.score(model, out))
 
     def rewards_with_kl(self) -> list[float]:
         """Return each sample's reward less what its divergence from the reference costs, where it was exchanged."""
@@ -253,8 +259,8 @@ class Step:
         algorithm = self.config.algorithm
         with self.timed(Phase.ADVANTAGE):
             found, seconds = self.ranks.estimate_gae(rewards, kl_control.beta if algorithm.kl_in_reward else 0.0)
-            self.ranks.whiten("advantages", *whitening(found["advantages"].moments))
-        self._tokens = gae_metrics(found)
+            clipped = self.ranks.whiten("advantages", *whitening(found["advantages"].moments))
+        self._tokens = gae_metrics(found, clipped)
         self.log.add_all(seconds)
         if algorithm.kl_in_reward:
             kl = found["kl"].moments
@@ -275,9 +281,10 @@ class Step:
         if not when:
             return
         train, seed = self.config.train, self.config.run.seed
+        epochs = self.config.critic_epochs if model == "critic" else train.epochs
         with self.timed(UPDATING.get(model, Phase.UPDATE)):
             count = len(self.plan.minibatches) if self.plan is not None else 0
-            for epoch in range(train.epochs):
+            for epoch in range(epochs):
                 order = list(range(count))
                 if train.shuffle_mini_batch:
                     random.Random(derived_seed(f"mini-batches of {model}", seed, self.number, epoch)).shuffle(order)

@@ -200,8 +200,11 @@ class Progress(msgspec.Struct):
 
 
 def largest(losses: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
-    """Return the few samples with the largest losses, the largest first."""
-    return sorted(losses, key=lambda one: (-one[1], one[0]))[:SUSPECTS]
+    """Return the few samples with the largest losses, the largest first; each once, at its largest."""
+    found: dict[int, float] = {}
+    for sample, size in losses:
+        found[sample] = max(size, found.get(sample, 0.0))
+    return sorted(found.items(), key=lambda one: (-one[1], one[0]))[:SUSPECTS]
 
 
 def most(one: Mapping[str, Number], other: Mapping[str, Number]) -> dict[str, Number]:
@@ -222,7 +225,7 @@ def _all_digests(one: dict[str, str] | None, other: dict[str, str] | None) -> di
 
 
 _SILENT = (
-    *(Verb.PUT, Verb.WHITEN, Verb.KEEP_REWARDS, Verb.WRITE_CONVERSATIONS, Verb.FORGET),
+    *(Verb.PUT, Verb.KEEP_REWARDS, Verb.WRITE_CONVERSATIONS, Verb.FORGET),
     *(Verb.EXPORT_HF, Verb.BEGIN_CHECKPOINT, Verb.LOAD, Verb.STOP),
 )
 """They have no answer."""
@@ -243,6 +246,7 @@ ANSWERS: Mapping[str, Combined] = {
     Verb.TO_TRAINING: Combined(float | None, _first),
     Verb.COMPARE_ANSWERS: Combined(list[tuple[int, bool]], add),
     Verb.READ: Combined(list[tuple[int, int, int]], add),
+    Verb.WHITEN: Combined(list[list[float]], add),
     Verb.SCORE: Combined(dict[str, float], most),
     Verb.SAMPLE_KL: Combined(list[tuple[int, float]], add),
     Verb.CONVERSATIONS: Combined(list[dict[str, Any]], add),

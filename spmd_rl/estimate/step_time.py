@@ -41,16 +41,17 @@ class StepTime:
         found: dict[str, float] = {Phase.TO_ROLLOUT: self._refresh(), Phase.ROLLOUT: self._rollout()}
         found[Phase.TO_TRAINING] = self._host(self.held.weights)
         passes = self._forward()
-        epochs = config.train.minibatches * config.train.epochs
-        off_policy = epochs > 1 or algorithm.uses_critic or algorithm.kl_in_reward
-        if off_policy:
+        train = config.train
+        if algorithm.kl_in_reward or train.epochs > 1 or train.shuffle_mini_batch and train.minibatches > 1:
             found[Phase.POLICY_LOGPROBS] = passes
+        elif train.minibatches > 1:
+            found[Phase.POLICY_LOGPROBS] = passes * (1 - 1 / train.minibatches)  # the first needs none
         if algorithm.uses_reference:
             found[Phase.REFERENCE_LOGPROBS] = passes + self._host(2 * self.held.weights)
         update = self._update()
         if algorithm.uses_critic:
             found[Phase.CRITIC_VALUES] = passes
-            found[Phase.CRITIC_UPDATE] = update
+            found[Phase.CRITIC_UPDATE] = update * config.critic_epochs / train.epochs
         return found | {Phase.UPDATE: update}
 
     def tokens(self) -> float:

@@ -55,14 +55,19 @@ class GaeEstimator:
         return Estimated([told], kl_seconds)
 
     @verb
-    def whiten(self, field: str, mean: float, scale: float) -> None:
+    def whiten(self, field: str, mean: float, scale: float) -> list[list[float]]:
         """Make (value - mean) * scale of a field at each loss token, where the samples have it; kept within
-        algorithm.advantage_clip."""
-        bound = self.algorithm.advantage_clip
+        algorithm.advantage_clip. Where that is set, the ranks that report say what it came to, as Spread.of takes it.
+        """
+        bound, made = self.algorithm.advantage_clip, list[torch.Tensor]()
         for sample in self.trainer.samples.values():
             if field in sample.fields:
                 moved = (sample.at_loss_tokens(field) - mean) * scale
-                sample.put(field, moved if bound is None else moved.clamp(-bound, bound))
+                made.append(moved if bound is None else moved.clamp(-bound, bound))
+                sample.put(field, made[-1])
+        if bound is None or not made or not self.trainer.place.reports:
+            return []
+        return [_spread(torch.cat(made))]
 
 
 def _padded(samples: Sequence[Sample], field: str) -> torch.Tensor:

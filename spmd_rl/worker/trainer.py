@@ -59,8 +59,8 @@ class Trainer:
         self.samples: dict[int, Sample] = {}
         self.packs: list[list[Packed]] = []
         """Of each mini-batch."""
-        self.groups: list[Sequence[Sequence[int]]] = []
-        """Of each micro-batch, over all mini-batches: samples by group."""
+        self.groups: list[MicroBatches] = []
+        """Of each micro-batch of each mini-batch: samples by group."""
         self.share_prompts = False
         self.pixels: Pixels = pixels_of
         """Has the patches of a sample's images."""
@@ -127,7 +127,7 @@ class Trainer:
     def exchange(self, routes: Routes, minibatches: Sequence[MicroBatches], share_prompts: bool) -> Exchanged:
         """Send the samples that this rank made to where they are trained on, and keep those that come; see `bring`."""
         held = {sample: self.made(sample) for sample in routes}
-        self.groups = [groups for microbatches in minibatches for groups in microbatches]
+        self.groups = list(minibatches)
         self.share_prompts = share_prompts
         self.packs, self.samples, sent = self.bring(held, routes, minibatches, share_prompts)
         packs = [pack for packs in self.packs for pack in packs]
@@ -137,15 +137,19 @@ class Trainer:
             padding_tokens=sum(pack.padding_tokens for pack in packs),
         )
 
-    def forward_packs(self) -> list[Packed]:
-        """Return the micro-batches of passes without gradients: those of training, several of them laid out as one."""
-        train, packs = self.config.train, [pack for packs in self.packs for pack in packs]
+    def forward_packs(self, left_out: int = 0) -> list[Packed]:
+        """Return the micro-batches of passes without gradients: those of training, several of them laid out as one.
+
+        `left_out`: mini-batches at the beginning that are not looked at.
+        """
+        train, packs = self.config.train, [pack for packs in self.packs[left_out:] for pack in packs]
         larger = train.tokens_per_forward_microbatch
         together = larger // train.microbatch_tokens if larger else 1
         if together < 2 or not packs:
             return packs
         # The same number on each rank, or those that share experts would wait for each other.
-        parts = [self.groups[at : at + together] for at in range(0, len(self.groups), together)]
+        groups = [groups for microbatches in self.groups[left_out:] for groups in microbatches]
+        parts = [groups[at : at + together] for at in range(0, len(groups), together)]
         joined = [[[self.samples[i] for i in group] for groups in part for group in groups] for part in parts]
         return self.pack(joined, self.share_prompts)
 
@@ -157,9 +161,12 @@ class Trainer:
                 self.samples[sample].put(field, value)
 
     @verb
-    def score(self, model: str) -> dict[str, float]:
-        """Have a model give each sample its log-probabilities, or its values; returns the seconds of moving models."""
-        found, seconds = self.forward(model, self.forward_packs())
+    def score(self, model: str, left_out: int = 0) -> dict[str, float]:
+        """Have a model give each sample its log-probabilities, or its values; returns the seconds of moving models.
+
+        `left_out`: mini-batches at the beginning that get none.
+        """
+        found, seconds = self.forward(model, self.forward_packs(left_out))
         field = "values" if self.models[model].shape.head == "value" else f"{model}_logprobs"
         for packed, values in found:
             packed.put(field, values)

@@ -1,5 +1,7 @@
 import math
+import re
 import statistics
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -126,6 +128,15 @@ def test_rewards_that_are_all_equal_teach_exactly_nothing(name):
 
 def test_leaving_one_out_compares_with_the_mean_of_the_others():
     assert rloo_advantages([0, 0, 0, 7], [1.0, 0.0, 5.0, 3.0]) == pytest.approx([-1.5, -3.0, 4.5, 0.0])
+
+
+def test_the_advantage_of_ones_own_in_the_docs_is_that_of_leaving_one_out(tmp_path):
+    page = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text()
+    (source,) = [one for one in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "def leave_one_out" in one]
+    (tmp_path / "mine.py").write_text(source)
+    step = [0, 0, 0, 1, 1], [1.0, 0.0, 0.5, 2.0, -1.0]
+    mine = find_advantage(AlgorithmConfig(advantage=f"{tmp_path / 'mine.py'}:leave_one_out(scale=0.5)"))(*step)
+    assert mine == pytest.approx([one / 2 for one in find_advantage(AlgorithmConfig(advantage="rloo"))(*step)])
 
 
 def test_remax_compares_with_the_greedy_response():

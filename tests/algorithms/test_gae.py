@@ -1,6 +1,7 @@
 """Generalized advantage estimation, whitening, the value loss and the KL controller, by hand and as laws."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from spmd_rl.algorithms.kl_controller import KlController
 from spmd_rl.algorithms.score_normalization import Moments
 from spmd_rl.algorithms.token_statistics import Spread, explained_variance, gae_metrics, joined, whitening
 from spmd_rl.algorithms.value_loss import clipped_value_loss
+from spmd_rl.config.config import AlgorithmConfig
 
 # One response of three tokens, rewarded with 1 at its end.
 REWARDS, VALUES = [0.0, 0.0, 1.0], [0.5, 0.25, 0.75]
@@ -135,6 +137,24 @@ def test_the_metrics_have_whitened_advantages():
     assert metrics["critic/advantages/max"] == pytest.approx(3 / math.sqrt(14 / 3))
     assert metrics["critic/returns/max"] == 6.0 and metrics["critic/rewards/mean"] == 3.0
     assert metrics["critic/explained_variance"] == 0.0
+
+
+def test_the_metrics_of_clipped_advantages_are_of_those_that_the_loss_takes():
+    from spmd_rl.distributed.sample import Sample
+    from spmd_rl.worker.gae_estimator import GaeEstimator
+
+    found = {name: spread([1.0, 2.0, 3.0, 6.0]) for name in ("advantages", "returns", "values", "rewards", "kl")}
+    told = []
+    for reports, numbers in ((True, [1.0, 2.0]), (True, [3.0, 6.0]), (False, [3.0, 6.0]), (True, [])):
+        one = Sample.of(0, torch.tensor([1]), torch.tensor([1] * len(numbers)), advantages=torch.tensor(numbers))
+        config = SimpleNamespace(algorithm=AlgorithmConfig(advantage="gae", advantage_clip=1.0))
+        place = SimpleNamespace(reports=reports)
+        told += GaeEstimator(SimpleNamespace(config=config, place=place, samples={0: one})).whiten("advantages", 3, 0.5)
+        assert one.fields["advantages"].tolist() == [min((number - 3) / 2, 1.0) for number in numbers]
+    metrics = gae_metrics(found, joined(map(Spread.of, told)))
+    names = [f"critic/advantages/{name}" for name in ("min", "mean", "max")]
+    assert [metrics[name] for name in names] == [-1.0, pytest.approx(-0.125), 1.0], "of -1, -0.5, 0 and 1"
+    assert metrics["critic/explained_variance"] == gae_metrics(found)["critic/explained_variance"], "as they were"
 
 
 def test_the_value_loss_by_hand():

@@ -144,7 +144,7 @@ def test_a_layout_of_the_critics_own_is_refused_by_name(words):
 
 
 @pytest.mark.parametrize(
-    "name", ["parallel.pipeline", "train.tokens_per_microbatch", "train.minibatches", "train.epochs", "train.recompute"]
+    "name", ["parallel.pipeline", "train.tokens_per_microbatch", "train.minibatches", "train.recompute"]
 )
 def test_what_the_critic_shares_with_the_policy_is_refused_with_the_setting_of_both(words, name):
     own = f"critic.{name.removeprefix('train.')}"

@@ -93,3 +93,16 @@ def test_a_page_without_a_place_for_the_table_is_refused(tmp_path):
     with pytest.raises(ValueError, match="--page = .*page.md: it has no lines <!-- table: tools/bench_algorithms.py"):
         bench_algorithms.put_into(tmp_path / "page.md", "")
     assert (tmp_path / "page.md").read_text() == "nothing"
+
+
+def test_a_short_run_has_a_quarter_of_the_samples_of_its_config_and_is_none_of_the_whole_ones(table, tmp_path):
+    for name in ("rloo", "ppo"):
+        text = "model: {path: somewhere}\ntrain: {steps: 11, prompts_per_step: 12}\n"
+        (tmp_path / f"{name}.yaml").write_text(text)
+    words = bench_algorithms.halved(tmp_path / "ppo.yaml")
+    assert words[:4] == ["--train.steps", "6", "--train.prompts_per_step", "6"]
+    assert "--data.eval_problems" in words
+    table("--runs", "1")
+    assert table("--short", "--runs", "0")[1] == []
+    assert table("--short", "--runs", "1")[0] == [("rloo", 1)]
+    assert len(table("--runs", "0")[1]) == 1

@@ -9,13 +9,16 @@ from spmd_rl.config.config import AlgorithmConfig
 LENGTHS = [3, 1, 4]
 
 
-def computed(gap=0.0, leave_out=(), own_loss=None, **settings):
-    """Return what the policy's loss says of three samples, and its gradient; `gap`: of the trainer to vLLM."""
+def computed(gap=0.0, leave_out=(), own_loss=None, moved=0.1, **settings):
+    """Return what the policy's loss says of three samples, and its gradient.
+
+    `gap`: of the trainer to vLLM; `moved`: of the policy since before the update.
+    """
     from spmd_rl.training.policy import PolicyLoss
 
     algorithm = AlgorithmConfig(**settings)
     now = torch.linspace(-3.0, -1.0, 8).requires_grad_()
-    before = now.detach() + 0.1 * torch.sin(torch.arange(8.0))
+    before = now.detach() + moved * torch.sin(torch.arange(8.0))
     fields = {
         "advantages": torch.cos(torch.arange(8.0)),
         "weights": torch.full((8,), 0.125),
@@ -56,6 +59,14 @@ def test_the_gap_is_told_whatever_is_made_of_it():
         assert found.maxima["correction/logprob_gap_max"] == pytest.approx(1.0)
         assert float(found.sums["correction/kl"]) == pytest.approx(0.0, abs=1e-6)
         assert float(found.sums["correction/weight_mean"]) == (8 if name == "off" else pytest.approx(8.9, abs=0.5))
+
+
+@pytest.mark.parametrize("loss", ["grpo", "gspo", "cispo", "dual_clip", "rloo"])
+def test_a_policy_that_has_not_moved_need_not_be_scored(loss):
+    settings = {"loss": loss, "kl_coefficient": 0.1, "moved": 0.0}
+    scored, scored_gradient = computed(**settings)
+    found, gradient = computed(leave_out=["policy_logprobs"], **settings)
+    assert torch.equal(found.total, scored.total) and torch.equal(gradient, scored_gradient)
 
 
 def test_samples_without_log_probabilities_of_their_writer_cannot_be_corrected():

@@ -83,6 +83,7 @@ _SET = rows(
         samples_to_tokens("max_prompt_length", "max_response_length", "use_dynamic_bsz", "ppo_max_token_len_per_gpu"),
     ),
     ("ppo_max_token_len_per_gpu", "train.tokens_per_microbatch", "it must hold the longest sample"),
+    ("critic.ppo_epochs", "critic.epochs"),
     ("ppo_epochs", "train.epochs"),
     ("train_files", "data.source", _FILES, _source),
     ("val_files", "data.eval_source", _FILES, _source),
