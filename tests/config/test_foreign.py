@@ -150,7 +150,7 @@ def test_values_change_as_their_meaning_does():
     assert (done.values["rollout.top_k"], done.ranks) == (0, 384)
     written = text(done, Path("r1.yaml"))
     assert "  kl_estimator: k1  # rl_config.kl_penalty: kl" in written
-    assert "#   megatron_training.swap_optimizer: true: the optimizer's state is on the host between steps" in written
+    assert "#   megatron_training.swap_optimizer: true: the optimizer's state, its float32 weights" in written
     assert "no_shared_storage: true: checkpoint.shared: false where nodes share no disk; else leave it out" in written
     assert "not known" not in written.replace("dataset_additional_keys: [labels]: not known", "")
 

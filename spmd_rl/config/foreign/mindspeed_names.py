@@ -278,7 +278,7 @@ _LEFT = (
         "dtype infer_pipeline_parallel_size torchair_graph",
     ),
     *without(
-        "the optimizer's state is on the host between steps, not during one; more data-parallel ranks share it",
+        "the optimizer's state, its float32 weights too, waits on the host; a step has it on the device part by part",
         "swap_optimizer reuse_fp32_param",
     ),
     *without("activations are kept or computed again (train.recompute), not moved to the host", "swap_attention"),
