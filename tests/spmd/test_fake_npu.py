@@ -1,11 +1,13 @@
 """The program as it runs on NPUs, through vendor packages that stand for the real ones on a CPU (tests/fake_npu).
 
-The record of NPUs claims the device, patches Megatron-Core, and trains; what comes out is what a CPU computes.
+The record of NPUs claims the device, patches Megatron-Core and vLLM, trains, hands the device over, and refreshes an
+engine whose experts lie transposed and whose sleep loses tensors; loss and gradient are what a CPU computes.
 """
 
 import pytest
 
 from spmd.ranks import run_ranks
+from spmd.whole import case, run
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -18,6 +20,11 @@ TRAINED = [
     (2, "qwen3_moe", {"expert": 2}),
     (2, "deepseek_v3", {"tensor": 2, "expert": 2}),
 ]
+# Family -> training's tensor, context and pipeline and rollout's tensor on two ranks, and more settings.
+WHOLE = {
+    "qwen3_moe": ((1, 1, 1, 2), {"parallel.expert": 2, "rollout.expert_parallel": True}),
+    "deepseek_v3": ((2, 1, 1, 1), {"parallel.expert": 2, "rollout.data": 2, "rollout.expert_parallel": True}),
+}
 
 
 @pytest.mark.parametrize("ranks", [2])
@@ -35,3 +42,13 @@ def test_an_npus_loss_and_gradient_are_those_of_a_cpu(tiny_models, ranks):
             assert other["logprobs"].keys() == mine["logprobs"].keys(), what
             for sample, logprobs in mine["logprobs"].items():
                 assert other["logprobs"][sample] == pytest.approx(logprobs, abs=1e-4), (what, sample)
+
+
+@pytest.mark.parametrize("family", WHOLE)
+def test_two_steps_of_experts_that_lie_transposed_are_refreshed_proved_and_agreed_upon(tiny_models, tmp_path, family):
+    layout, more = WHOLE[family]
+    # A refresh that is not proved ends the ranks.
+    [reports] = run(2, [case(tiny_models[family], *layout, tmp_path / "hf", **more)], SERVER)
+    for one in reports[0]["rounds"]:
+        # Both engines say the same of the same tokens: the proof has compared weights, this what they compute.
+        assert one["canary"]["correction/canary_gap"] < 1e-4

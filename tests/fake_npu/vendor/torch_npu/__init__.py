@@ -41,6 +41,11 @@ def _allocator(setting: str) -> None:
     npu.expandable_segments = on == "True"
 
 
+def _properties(*die):
+    """Say what a torch without CUDA says: its compiler, with which vLLM's kernels of a host are made, knows no NPU."""
+    raise AssertionError("Torch not compiled with CUDA enabled")
+
+
 class _Generators(tuple):
     """One for each die: of the host, which the current device is, the same."""
 
@@ -55,7 +60,7 @@ def _made() -> ModuleType:
     made.is_initialized = lambda: bool(_die)
     made.set_device = lambda die: _die.__setitem__(slice(None), [die])
     made.device_count = lambda: DIES
-    made.get_device_capability = _capability
+    made.get_device_capability, made.get_device_properties = _capability, _properties
     made.default_generators = _Generators((torch.default_generator,) * DIES)
     made.manual_seed = made.manual_seed_all = lambda seed: torch.default_generator.manual_seed(seed)
     made.mem_get_info = lambda: (48 * GIB, 64 * GIB)
