@@ -27,7 +27,7 @@ from spmd_rl.errors import refuse
 from spmd_rl.health.preemption import preemption_event
 from spmd_rl.models.model_shape import ModelShape
 from spmd_rl.models.quantized import export_notes
-from spmd_rl.patches.unused_imports import left_out
+from spmd_rl.patches.unused_imports import left_out, unused
 from spmd_rl.platforms import current
 from spmd_rl.platforms.platform import Platform
 from spmd_rl.runlog.console import console, described
@@ -198,12 +198,14 @@ class Training:
 
     def build(self, rank: Rank) -> "BaseWorker":
         """Find where the run goes on, begin its log, and build the worker."""
-        with doing("imports Megatron-Core and vLLM"), left_out():
+        with doing("imports Megatron-Core and vLLM"), left_out(unused()):
+            from spmd_rl.rollout.engine import import_vllm
             from spmd_rl.runtime.node_parts import NodeParts
             from spmd_rl.runtime.resume_point import resume_point
             from spmd_rl.runtime.run_directory import hold, keep_finished
             from spmd_rl.worker.train_worker import TrainWorker
 
+            import_vllm()
         config, world, inputs = self.config, rank.world, rank.inputs
         with doing("waits for its directory"):
             self.lock = hold(self.directory, world)

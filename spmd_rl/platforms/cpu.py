@@ -77,6 +77,12 @@ def _engine_model_options(model_path: str, shape: ModelShape, block_tokens: int,
     }
 
 
+def _model_environment(shape: ModelShape, *engine: int) -> dict[str, str]:
+    """Have torch compile nothing for a dense model of text: vLLM has kernels for all of it, and needs no compiler."""
+    compiled = shape.experts or shape.mla or shape.vision
+    return {} if compiled else {"TORCHDYNAMO_DISABLE": "1"}
+
+
 CPU = Platform(
     name="cpu",
     device_type="cpu",
@@ -108,6 +114,7 @@ CPU = Platform(
     # the samples of a prompt find its cache.
     engine_options={"enforce_eager": True, "block_size": 32},
     engine_model_options=_engine_model_options,
+    model_environment=_model_environment,
     engine_graphs=False,
     engine_returns_experts=False,
     engine_sleeps=False,

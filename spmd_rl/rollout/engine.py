@@ -22,6 +22,13 @@ from spmd_rl.rollout.packed_weights import OwnStorages
 from spmd_rl.rollout.requests import Completion, Request, SamplingParams
 
 
+def import_vllm() -> None:
+    """Import vLLM, and look no more for garbage among what is imported now: it does five times while it starts."""
+    from vllm import LLM  # noqa: F401
+
+    gc.freeze()
+
+
 class Engine:
     """One rank's part of a group of vLLM replicas; the ranks of a group make the same calls in the same order."""
 

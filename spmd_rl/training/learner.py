@@ -55,10 +55,12 @@ class Learner:
     """Has a model, Megatron's gradient buffers around it, and its optimizer."""
 
     def __init__(self, model: ShardedModel, settings: OptimizerSettings):
+        """`model`: not loaded yet."""
         self.model = model
         self.wrapped = wrap_for_gradients(model.module)
         self.gradients = Releasable(gradient_buffers(self.wrapped))
         self.gradients.release()  # the optimizer copies the weights, and needs their room
+        model.load()  # into Megatron's buffer, where the weights lie from now on
         self.optimizer = Optimizer(self.wrapped, settings, model.dtype)
         balance = settings.moe_aux_loss_coefficient if isinstance(settings, TrainConfig) else 0.0
         self.balance = ExpertBalance(model.module, balance, model.place)

@@ -36,8 +36,9 @@ class ShardedModel:
         label: int = 0,
         stored: ModelShape | None = None,
     ):
-        """`path`: a Hugging Face directory. `dtype`: the policy's where it is "". `label`: what a value head says.
+        """Build it, uninitialised: `load` reads its weights.
 
+        `path`: a Hugging Face directory. `dtype`: the policy's where it is "". `label`: what a value head says.
         `stored`: the shape of the model in the directory, where that has no value head: it begins as zeros.
         """
         self.path, self.shape, self.layout, self.place, self.stored = path, shape, layout, place, stored
@@ -53,9 +54,13 @@ class ShardedModel:
             self.module = build_model(shape, layout, megatron).to(device)
         for tower in (chunk.visual for chunk in self.module if hasattr(chunk, "visual")):
             freeze(tower, shape, config.model.freeze)
-        with doing(f"loads weights from {path}"):
-            load_shard(path, self.shard, self.weights(), stored or shape, (SCORE,) if stored else ())
         self._offloaded: Offloaded | None = None
+
+    def load(self) -> None:
+        """Read the weights from the directory, into where they lie now."""
+        with doing(f"loads weights from {self.path}"):
+            zeros = (SCORE,) if self.stored else ()
+            load_shard(self.path, self.shard, self.weights(), self.stored or self.shape, zeros)
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Return what is trained, loaded and saved, by its Megatron name, see ModelChunks.weights."""

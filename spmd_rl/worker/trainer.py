@@ -80,19 +80,20 @@ class Trainer:
     def built(
         self, path: str, shape: ModelShape, dtype: str = "", label: int = 0, stored: ModelShape | None = None
     ) -> ShardedModel:
-        """Return a model of a Hugging Face directory in the run's layout."""
+        """Build a model of a Hugging Face directory in the run's layout; `add` loads it."""
         layout = self.layout.suited_to(shape.layers)
         return ShardedModel(self.config, path, shape, layout, self.place, self.device, dtype, label, stored)
 
     def add(
         self, name: str, model: ShardedModel, loss: Loss | None = None, settings: OptimizerSettings | None = None
     ) -> None:
-        """Hold a model: one in training where there is a loss, else a frozen one, which is on the host between uses.
+        """Load and hold a model: in training where there is a loss, else frozen, and on the host between uses.
 
         `settings`: of its optimizer; None: the policy's.
         """
         self.models[name] = model
         if loss is None:
+            model.load()
             model.module.requires_grad_(False)
             model.offload()
         else:

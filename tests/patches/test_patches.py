@@ -4,12 +4,13 @@ import dataclasses
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
-from spmd_rl.patches import megatron_core, vllm
+from spmd_rl.patches import megatron_core, unread, vllm
 from spmd_rl.patches.patch import Patch, apply_all, unmet_versions
-from spmd_rl.patches.unused_imports import left_out
+from spmd_rl.patches.unused_imports import NO_COMPILER, UNUSED, left_out, unused
 
 ALL = megatron_core.PATCHES + vllm.PATCHES
 
@@ -174,6 +175,50 @@ def test_an_engines_weights_are_not_filled_before_the_first_refresh_but_its_buff
     for tensor in (weight, scale, buffer):
         fill(tensor)
     assert filled == [id(scale), id(buffer)]
+
+
+def test_memory_that_is_written_before_it_is_read_is_not_filled_and_only_inside_the_patched_function():
+    import torch
+
+    names = {"torch": torch}
+    exec("def allocate(n):\n    return torch.zeros(n), torch.ones(n)", names)
+    asked: list[int] = []
+    names["torch"] = SimpleNamespace(empty=lambda n: asked.append(n) or torch.full((n,), 7.0), ones=torch.ones)
+    known = names["torch"]
+    made, ones = unread.allocate_unfilled(names["allocate"])(3)
+    assert asked == [3] and made.tolist() == [7.0] * 3 and ones.tolist() == [1.0] * 3
+    assert names["torch"] is known
+
+
+def test_a_buffer_of_weights_is_zero_between_them_though_it_is_not_filled(monkeypatch):
+    import torch
+
+    monkeypatch.setitem(globals(), "torch", torch)  # as the library's module has it
+
+    class Buffer:
+        def __init__(self, weights, param_data):
+            self.param_index_map, self.param_data = weights, param_data
+            for start, end, _ in weights.values():
+                param_data[start:end] = 1.0
+
+    make = unread.allocate_buffers_unfilled(Buffer.__init__)
+    buffer = Buffer.__new__(Buffer)
+    make(buffer, {"b": (4, 6, 0), "a": (1, 3, 0)}, torch.full((8,), torch.nan))
+    assert buffer.param_data.tolist() == [0, 1, 1, 0, 1, 1, 0, 0]
+
+
+def test_a_tokens_rank_in_the_vocabulary_is_not_counted():
+    import torch
+
+    count = unread.count_no_ranks(None)(torch.zeros(3, 9), torch.zeros(3, 1))
+    assert count.dtype == torch.int64 and count.tolist() == [0, 0, 0]
+
+
+def test_what_needs_a_compiler_is_imported_where_torch_compiles(monkeypatch):
+    monkeypatch.delenv(NO_COMPILER, raising=False)
+    assert unused() == UNUSED
+    monkeypatch.setenv(NO_COMPILER, "1")
+    assert set(unused()) > set(UNUSED)
 
 
 def test_a_library_that_is_left_out_cannot_be_imported_inside_and_can_afterwards(monkeypatch):

@@ -65,3 +65,10 @@ def test_other_models_on_a_cpu_have_the_blocks_that_were_asked_for(shape_of):
 def test_experts_on_gpus_run_on_kernels_that_leave_weights_as_a_refresh_writes_them(shape_of):
     # FlashInfer's, which Blackwell gets by default, shuffle them.
     assert model_options("m", shape_of(), 32, CUDA) == {"enable_sleep_mode": True, "moe_backend": "triton"}
+
+
+def test_torch_compiles_nothing_for_a_dense_model_on_a_cpu_and_still_routes_experts(shape_of):
+    shape = shape_of()
+    assert CPU.model_environment(shape, 1, 1, 48) == {}
+    dense = dataclasses.replace(shape, experts=None, mla=None)
+    assert CPU.model_environment(dense, 1, 1, 48) == {"TORCHDYNAMO_DISABLE": "1"}
