@@ -10,6 +10,7 @@ from textwrap import fill
 
 from spmd_rl.config.command_line import TORCHRUN
 from spmd_rl.config.shipped import folder, shipped_names
+from spmd_rl.distributed.terminal_lines import end_with_reader
 from spmd_rl.errors import did_you_mean
 from spmd_rl.runtime.torchrun import main as torchrun
 
@@ -39,6 +40,7 @@ def main() -> None:
     """Run the program that the first word names, with the words after it."""
     name, words = (sys.argv[1:2] or [""])[0].replace("-", "_"), sys.argv[2:]
     if name in ("", "help", "__help", "_h"):
+        end_with_reader()
         print(usage())
     elif name in TOOLS:
         tool = folder("tools") / f"{TOOLS[name][0]}.py"

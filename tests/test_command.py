@@ -1,5 +1,8 @@
 """The command spmd-rl, and what a wheel holds."""
 
+import json
+import os
+import signal
 import subprocess
 import sys
 import zipfile
@@ -37,6 +40,22 @@ def test_another_program_is_refused_with_the_nearest(monkeypatch, capsys):
 
 def test_every_tool_of_the_command_is_shipped():
     assert all((folder("tools") / f"{tool}.py").is_file() for tool, _ in TOOLS.values())
+
+
+PRINTING = {"help": ["help"], "plot": ["plot", "{}", "--text"], "from_mindspeed": ["from_mindspeed", "{}/trl.yaml"]}
+
+
+@pytest.mark.parametrize("words", PRINTING.values(), ids=PRINTING)
+def test_a_reader_that_has_seen_enough_ends_what_prints_without_a_word(words, tmp_path):
+    rows = [{"step": step, "time": step, "grpo/rewards/mean": step / 10} for step in range(1, 4)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "trl.yaml").write_text("model_name_or_path: m\nbeta: 0.0\nnum_generations: 4\n")
+    reads, writes = os.pipe()
+    os.close(reads)
+    command = [sys.executable, "-m", "spmd_rl", *(word.format(tmp_path) for word in words)]
+    done = subprocess.run(command, cwd=ROOT, stdout=writes, stderr=subprocess.PIPE, text=True)
+    os.close(writes)
+    assert done.returncode == -signal.SIGPIPE and "Broken pipe" not in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize("named", ["gsm8k", "gsm8k.yaml", "configs/datasets/gsm8k.yaml"])

@@ -16,6 +16,7 @@ from spmd_rl.analysis.correction_markers import LANGUAGES
 from spmd_rl.analysis.curves import Curve, as_text
 from spmd_rl.analysis.self_correction import Insight, frequency, insight, ranked
 from spmd_rl.data.samples import read_samples
+from spmd_rl.distributed.terminal_lines import end_with_reader
 
 BOLD, PLAIN = "\x1b[1;33m", "\x1b[0m"
 
@@ -85,4 +86,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    end_with_reader()
     main()

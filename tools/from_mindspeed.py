@@ -6,6 +6,7 @@ from pathlib import Path
 
 from spmd_rl.config.foreign.lookup import PROGRAMS
 from spmd_rl.config.foreign.translation import read_foreign, text, translate
+from spmd_rl.distributed.terminal_lines import end_with_reader
 
 
 def main() -> None:
@@ -35,4 +36,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    end_with_reader()
     main()

@@ -17,6 +17,7 @@ from spmd_rl.analysis.legends import labels
 from spmd_rl.analysis.run_page import as_page, with_files
 from spmd_rl.analysis.self_correction import frequency, insight
 from spmd_rl.data.samples import SAMPLES, read_samples
+from spmd_rl.distributed.terminal_lines import end_with_reader
 
 LONGEST_NAME = 100
 
@@ -75,4 +76,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    end_with_reader()
     main()

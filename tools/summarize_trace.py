@@ -8,6 +8,7 @@ in chrome://tracing and https://ui.perfetto.dev too.
 import argparse
 import gzip
 import json
+import signal
 import sys
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -112,4 +113,5 @@ def own_times(events: list[dict[str, Any]]) -> tuple[Counter[str], Counter[str]]
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # who reads what is printed, as head does, may have seen enough
     sys.exit(main(sys.argv[1:]))

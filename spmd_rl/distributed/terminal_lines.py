@@ -1,5 +1,6 @@
-"""Write to a terminal that another process shows a progress bar on: whole lines, in the bar's place."""
+"""Write to a terminal that another process shows a progress bar on, in whole lines, or to a reader that may leave."""
 
+import signal
 import sys
 from typing import TextIO
 
@@ -39,3 +40,8 @@ def share_terminal() -> None:
         stream = getattr(sys, name)
         if stream.isatty() and not isinstance(stream, TerminalLines):
             setattr(sys, name, TerminalLines(stream))
+
+
+def end_with_reader() -> None:
+    """End this process, which only prints, without a word when its reader has seen enough, as head has."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)

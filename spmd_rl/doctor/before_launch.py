@@ -8,6 +8,7 @@ import argparse
 import os
 import sys
 
+from spmd_rl.distributed.terminal_lines import end_with_reader
 from spmd_rl.doctor import network
 from spmd_rl.doctor.between import findings_of_all
 from spmd_rl.doctor.finding import Finding, status, table
@@ -112,4 +113,5 @@ def _settings(words: list[str]) -> list[str]:
 
 
 if __name__ == "__main__":
+    end_with_reader()
     main()

@@ -16,6 +16,7 @@ from spmd_rl.config.machine_sizes import with_machine_sizes
 from spmd_rl.config.model_directory import sizes_directory, with_local_models
 from spmd_rl.config.names import Phase
 from spmd_rl.distributed.layout import RolloutLayout, TrainLayout
+from spmd_rl.distributed.terminal_lines import end_with_reader
 from spmd_rl.errors import Problem, refuse
 from spmd_rl.estimate.micro_batch import Lengths
 from spmd_rl.estimate.rank_memory import PARTS
@@ -140,4 +141,5 @@ def configure(options: argparse.Namespace, rest: list[str]) -> tuple[Case, list[
 
 
 if __name__ == "__main__":
+    end_with_reader()
     main()

@@ -17,6 +17,7 @@ from typing import Any
 from spmd_rl.config.config import Config, ModelConfig
 from spmd_rl.config.loading import load_config
 from spmd_rl.data.tickets import SampleReward
+from spmd_rl.distributed.terminal_lines import end_with_reader
 from spmd_rl.errors import ConfigError
 from spmd_rl.rewards.grade import CAUSES, RewardSample
 from spmd_rl.rewards.grading.pool import GraderPool
@@ -220,4 +221,5 @@ def _short(text: str) -> str:
 
 
 if __name__ == "__main__":
+    end_with_reader()
     sys.exit(main())
