@@ -35,11 +35,14 @@ WRITTEN_HERE = (
 
 def way_on(run_dir: Path, resume: str) -> str:
     """Say what the same command does after a run has ended early; `resume`: checkpoint.resume."""
-    saved = CheckpointStore(run_dir / CHECKPOINTS, CheckpointConfig()).found()[-1:]
+    store = CheckpointStore(run_dir / CHECKPOINTS, CheckpointConfig())
+    # One that is written, and was not complete when the run ended, is completed by the command that goes on.
+    saved = {*store.sealed(), *(one.step for one in store.found())}
     if not saved:
-        return "no checkpoint is saved: the same command begins anew"
+        again = "begins anew" if resume in ("auto", "never") else f"begins from {resume} again"
+        return f"no checkpoint is saved: the same command {again}"
     but = ", without checkpoint.resume = never," if resume == "never" else ""
-    return f"the same command{but} resumes from step {saved[0].step}"
+    return f"the same command{but} resumes from step {max(saved)}"
 
 
 def run_directory(config: Config) -> Path:

@@ -26,6 +26,7 @@ from spmd_rl.distributed.status import RankStatus
 from spmd_rl.distributed.terminal_lines import TerminalLines
 from spmd_rl.runlog.checkpoint_store import CheckpointStore
 from spmd_rl.runlog.console import SHOWN, TIMES, PlainConsole, evaluation_line, step_line
+from spmd_rl.runlog.run_dir import way_on
 from spmd_rl.runlog.run_log import RunLog, combine, tokens_per_second
 from spmd_rl.runlog.sinks import grouped, require_wandb_key
 from spmd_rl.runlog.start_up import StartUp
@@ -95,6 +96,16 @@ def test_what_ended_a_run_and_where_and_how_to_go_on_are_the_last_words_of_its_l
     assert ": train.max_skipped = 2: so many updates in a row were skipped" in told[begins]
     assert told[begins + 1 : -1][-1].startswith("  run_log.py:") and told[begins + 1 : -1][-1].endswith(" in learning")
     assert told[-1] == f"what was measured is in {run_dir}; {way}"
+
+
+def test_a_checkpoint_that_is_written_and_not_complete_is_gone_on_from(tmp_path):
+    kept = CheckpointStore(tmp_path / "checkpoints", CheckpointConfig())
+    kept.begin(3, 0)
+    assert way_on(tmp_path, "runs/a/checkpoints/step_000002").endswith(
+        "begins from runs/a/checkpoints/step_000002 again"
+    )
+    kept.seal(3, {})
+    assert way_on(tmp_path, "auto") == "the same command resumes from step 3"
 
 
 @pytest.mark.parametrize(("models", "said"), [({}, True), ({"good": RewardModelConfig("m")}, False)])
