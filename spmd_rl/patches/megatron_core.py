@@ -253,7 +253,7 @@ PATCHES = (
         target="megatron.core.distributed.param_and_grad_buffer:_ParamAndGradBuffer.__init__",
         platforms=("cpu",),
         reason="buffers of the size of the model are filled with zeros at a start, the gradients' to be given back at once "
-        "and zeroed again before they are used, the parameters' to be written over",
+        "and zeroed again before they are used, the parameters' to be written over by parameters that are not loaded yet",
         upstream=f"{_SOURCE}/distributed/param_and_grad_buffer.py#L760",
         until="the buffers can be allocated without being filled",
         make=allocate_buffers_unfilled,

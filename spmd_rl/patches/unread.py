@@ -1,7 +1,7 @@
 """Leave out, on a CPU, what libraries write or compute and nothing reads."""
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType, ModuleType
 from typing import Protocol
 
@@ -44,12 +44,25 @@ class _Buffer(Protocol):
 
 
 def allocate_buffers_unfilled(original: FunctionType) -> Callable[..., None]:
-    """Have a buffer of parameters and gradients fill what lies between the parameters alone."""
+    """Have a buffer of parameters and gradients fill what lies between the parameters alone.
+
+    The parameters hold nothing yet: their memory goes, and what is copied from them is one element.
+    """
     allocate = allocate_unfilled(original)
 
     @functools.wraps(original)
-    def __init__(self: _Buffer, *args: object, **options: object) -> None:
-        allocate(self, *args, **options)
+    def __init__(
+        self: _Buffer,
+        ddp_config: object,
+        param_dtype: torch.dtype,
+        grad_dtype: torch.dtype,
+        params: Sequence[torch.nn.Parameter],
+        *args: object,
+        **options: object,
+    ) -> None:
+        for one in params:
+            one.data = torch.empty_strided(one.shape, (0,) * one.dim(), dtype=one.dtype, device=one.device)
+        allocate(self, ddp_config, param_dtype, grad_dtype, params, *args, **options)
         if self.param_data is None:
             return
         ends = 0

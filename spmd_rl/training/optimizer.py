@@ -22,7 +22,7 @@ OptimizerSettings = TrainConfig | CriticConfig
 
 
 def wrap_for_gradients(model: ModelChunks) -> list[DistributedDataParallel]:
-    """Lay Megatron's buffers around a model's chunks: of the weights, whose values are lost, and of the gradients.
+    """Lay Megatron's buffers around a model's chunks: of weights that are not loaded yet, and of gradients.
 
     Gradients are summed over the data-parallel ranks, those of experts over the ranks that hold the same experts.
     """
@@ -30,10 +30,6 @@ def wrap_for_gradients(model: ModelChunks) -> list[DistributedDataParallel]:
     buffers = DistributedDataParallelConfig(
         use_distributed_optimizer=True, grad_reduce_in_fp32=True, overlap_grad_reduce=False
     )
-    for parameter in (one for chunk in model for one in chunk.parameters() if one.requires_grad):
-        # The buffer takes the place of its memory, and copies what is here: one element, read again and again.
-        strides = (0,) * parameter.dim()
-        parameter.data = torch.empty_strided(parameter.shape, strides, dtype=parameter.dtype, device=parameter.device)
     return [DistributedDataParallel(model.config, buffers, chunk) for chunk in model]
 
 

@@ -196,14 +196,17 @@ def test_a_buffer_of_weights_is_zero_between_them_though_it_is_not_filled(monkey
     monkeypatch.setitem(globals(), "torch", torch)  # as the library's module has it
 
     class Buffer:
-        def __init__(self, weights, param_data):
-            self.param_index_map, self.param_data = weights, param_data
-            for start, end, _ in weights.values():
+        def __init__(self, ddp_config, param_dtype, grad_dtype, params, param_data):
+            ends = [(1, 3, 0), (4, 6, 0)]
+            self.param_index_map, self.param_data = dict(zip(params, reversed(ends), strict=True)), param_data
+            for start, end, _ in ends:
                 param_data[start:end] = 1.0
 
     make = unread.allocate_buffers_unfilled(Buffer.__init__)
     buffer = Buffer.__new__(Buffer)
-    make(buffer, {"b": (4, 6, 0), "a": (1, 3, 0)}, torch.full((8,), torch.nan))
+    weights = [torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(2, 1))]
+    make(buffer, None, torch.float32, torch.float32, weights, torch.full((8,), torch.nan))
+    assert [one.untyped_storage().nbytes() for one in weights] == [4, 4]  # their own memory is gone
     assert buffer.param_data.tolist() == [0, 1, 1, 0, 1, 1, 0, 0]
 
 

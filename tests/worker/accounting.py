@@ -130,6 +130,9 @@ class Model(Counted):
         self.place = SimpleNamespace(rank=0, reports=False)
         self.head = None
 
+    def load(self):
+        """Read nothing: its memory is counted."""
+
     def forward(self, packs, head=None) -> list:
         assert self.here, "its weights are elsewhere"
         return []
