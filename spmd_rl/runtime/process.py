@@ -193,12 +193,11 @@ def _exiting_on_signals(before_exit: Callable[[signal.Signals], bool], last_word
                 break
             _ended.clear()
         if rank_from_environment() == 0:
-            # Show the cursor again, which a live progress display hides.
-            sys.stderr.write(
-                ("\x1b[?25h" if sys.stderr.isatty() else "")
-                + f"\nended by {signal.Signals(received).name}{last_words()}\n"
-            )
-            sys.stderr.flush()
+            said = f"\nended by {signal.Signals(received).name}{last_words()}\n"
+            with suppress(OSError, ValueError):  # its terminal may be closed, or its reader gone
+                # Show the cursor again, which a live progress display hides.
+                sys.stderr.write(("\x1b[?25h" if sys.stderr.isatty() else "") + said)
+                sys.stderr.flush()
         os._exit(128 + received)
 
     threading.Thread(target=wait, daemon=True, name="signals").start()

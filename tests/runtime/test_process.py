@@ -92,6 +92,24 @@ launch(lambda arguments: 7, live, [], last_words=lambda: "; the same command res
     assert end.stderr == "\nended by SIGINT; the same command resumes from step 3\n"
 
 
+def test_a_signal_ends_a_program_whose_terminal_is_closed(tmp_path):
+    waits = f"""
+import os, pathlib, signal, time
+from spmd_rl.runtime.process import launch
+
+def live(settings, started):
+    reads, writes = os.pipe()
+    os.close(reads)
+    os.dup2(writes, 2)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(60)
+
+launch(lambda arguments: 7, live, [], last_words=lambda: pathlib.Path({str(tmp_path / "words")!r}).write_text("") or "")
+"""
+    assert ended(waits).returncode == 128 + 15
+    assert (tmp_path / "words").exists()
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     "call, rank, status",
