@@ -75,6 +75,20 @@ def embed_rows(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Ten
     return forward
 
 
+def gate_at_once(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Gate a dense layer's channels by the platform's kernel."""
+
+    def gate(x: torch.Tensor, bias: torch.Tensor | None, *options: bool) -> torch.Tensor:
+        assert bias is None and not any(options), (
+            "no family has biases here, and nothing is kept in float8 or offloaded"
+        )
+        swiglu = current().swiglu
+        assert swiglu is not None
+        return swiglu(x)
+
+    return gate
+
+
 PATCHES = (
     *(
         Patch(
@@ -100,5 +114,15 @@ PATCHES = (
         upstream=f"{_SOURCE}/tensor_parallel/layers.py#L268",
         until="the embedding adds its gradient to main_grad, and masks without indexing",
         make=embed_rows,
+    ),
+    Patch(
+        package="megatron-core",
+        versions=MEGATRON_CORE,
+        target="megatron.core.transformer.mlp:bias_swiglu_impl",
+        platforms=("npu",),
+        reason="the gate of a dense layer is several elementwise passes there, of which each leaves its result in memory",
+        upstream=f"{_SOURCE}/transformer/mlp.py#L204",
+        until="Megatron-Core takes a fused gate from the platform",
+        make=gate_at_once,
     ),
 )

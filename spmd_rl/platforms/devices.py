@@ -48,7 +48,8 @@ DEVICES = {
             25 * _GIGA,
             25 * _GIGA,
             "Atlas 800T A2 (Ascend 910B3): 313 TFLOPS in FP16, 64 GB of HBM at 1.6 TB/s, seven HCCS links of 28 GB/s a "
-            "way, one 200GE port a device, PCIe 4.0 x16",
+            "way, one 200GE port a device, PCIe 4.0 x16; no public data sheet was found, and verl counts 354 TFLOPS "
+            "for a 910B (https://github.com/volcengine/verl, utils/flops_counter.py)",
         ),
         Device(
             "a3",
@@ -73,7 +74,8 @@ DEVICES = {
             50 * _GIGA,
             55 * _GIGA,
             "NVIDIA H100 SXM: 989.4 TFLOPS in BF16 (dense), 80 GB of HBM3 at 3.35 TB/s, NVLink 900 GB/s both ways "
-            "together, one 400 Gbit/s port a device, PCIe 5.0 x16",
+            "together, one 400 Gbit/s port a device, PCIe 5.0 x16 "
+            "(https://www.nvidia.com/en-us/data-center/h100/, which counts sparse products, twice as many)",
             layer_seconds=5e-5,
         ),
         Device(
@@ -86,7 +88,8 @@ DEVICES = {
             50 * _GIGA,
             55 * _GIGA,
             "NVIDIA H200 SXM: 989.4 TFLOPS in BF16 (dense), 141 GB of HBM3e at 4.8 TB/s, NVLink 900 GB/s both ways "
-            "together, one 400 Gbit/s port a device, PCIe 5.0 x16",
+            "together, one 400 Gbit/s port a device, PCIe 5.0 x16 "
+            "(https://www.nvidia.com/en-us/data-center/h200/, which counts sparse products, twice as many)",
             layer_seconds=5e-5,
         ),
         Device(

@@ -21,7 +21,6 @@ from spmd_rl.platforms.platform import (
     RefusedVariable,
     lazily,
     torch_rotate,
-    torch_weighted_swiglu,
 )
 
 if TYPE_CHECKING:
@@ -241,13 +240,19 @@ def _rotate(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torc
     return torch_npu.npu_rotary_mul(*(part.contiguous()[None] for part in (x, cosines, sines)))[0]
 
 
-def _weighted_swiglu(x: torch.Tensor, probs: torch.Tensor) -> torch.Tensor:
-    """Return the fused gate, which takes no empty tensor, times the weights of the experts."""
+def _swiglu(x: torch.Tensor) -> torch.Tensor:
+    """Return the fused gate, which takes contiguous tensors that are not empty."""
     import torch_npu
 
     if not x.numel():
-        return torch_weighted_swiglu(x, probs)
-    return (torch_npu.npu_swiglu(x, dim=-1) * probs[:, None]).to(x.dtype)
+        gate, up = x.chunk(2, dim=-1)
+        return gate * up
+    return torch_npu.npu_swiglu(x.contiguous(), dim=-1)
+
+
+def _weighted_swiglu(x: torch.Tensor, probs: torch.Tensor) -> torch.Tensor:
+    """Return the fused gate times the weights of the experts."""
+    return (_swiglu(x) * probs[:, None]).to(x.dtype)
 
 
 NPU = Platform(
@@ -272,6 +277,7 @@ NPU = Platform(
     attention=_prepare_attention,
     rms_norm=_rms_norm,
     grouped_matmul=_grouped_matmul,
+    swiglu=_swiglu,
     weighted_swiglu=_weighted_swiglu,
     rotate=_rotate,
     fused_adamw=True,

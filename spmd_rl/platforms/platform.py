@@ -171,6 +171,8 @@ class Platform:
     """(total [M, N] float32, a [M, K] float32, b [K, N] in the model's dtype): total += a @ b, summed in float32."""
     fused_adamw: bool = False
     """torch's AdamW has one kernel here, that reads parameter, gradient and moments once."""
+    swiglu: Callable[[torch.Tensor], torch.Tensor] | None = None
+    """(x [..., 2I], gate before up) -> silu(gate) * up [..., I], of a dense layer; None: Megatron-Core's own steps."""
     weighted_swiglu: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = torch_weighted_swiglu
     """(x [T, 2I], gate before up; probs [T]) -> silu(gate) * up * probs [T, I]."""
     offloads: bool = True

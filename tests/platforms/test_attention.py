@@ -139,15 +139,29 @@ def test_the_fused_attention_of_npus_is_called_as_its_vendor_documents_it(torch_
     check(NPU.attention, groups, 4, kv_heads)
 
 
+@pytest.mark.parametrize("kv_heads", [1, 4])
+def test_the_fused_attention_of_npus_is_as_close_in_half_precision(torch_npu, kv_heads):
+    check(NPU.attention, GROUPS, 4, kv_heads, dtype=torch.bfloat16, most=0.1)
+
+
 def test_more_sequences_than_the_fused_attention_takes_go_in_several_calls(torch_npu, monkeypatch):
+    check(NPU.attention, [(2, [1] * 1001)], 1, 1, most=2e-4)  # the prompt's gradients are sums over all of them
     monkeypatch.setattr(npu, "_SEQUENCES", 3)
     check(NPU.attention, GROUPS)
     check(NPU.attention, [(2, [1] * 7), (5, [])])
 
 
-def test_the_norm_of_npus_is_torchs(torch_npu):
-    x, weight = torch.randn(6, 1, 32), torch.randn(32)
-    assert torch.allclose(NPU.rms_norm(x, weight, 1e-5), CPU.rms_norm(x, weight, 1e-5), atol=1e-6)
+@pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+def test_the_norm_of_npus_is_torchs(torch_npu, dtype, most):
+    inputs = [torch.randn(size, dtype=dtype, requires_grad=True) for size in ((6, 1, 32), (32,))]
+    plain = [one.detach().float().requires_grad_() for one in inputs]
+    toward = torch.randn(6, 1, 32)
+    found, wanted = NPU.rms_norm(*inputs, 1e-5), CPU.rms_norm(*plain, 1e-5)
+    mine = (found, *torch.autograd.grad(found, inputs, toward.to(dtype)))
+    theirs = (wanted, *torch.autograd.grad(wanted, plain, toward))
+    for one, other in zip(mine, theirs, strict=True):
+        largest = max(1.0, float(other.detach().abs().max()))
+        torch.testing.assert_close(one.float(), other, atol=most * largest, rtol=0.0)
 
 
 @pytest.mark.parametrize("width", [16, 896])

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fake_npu.operators import npu_grouped_matmul, npu_swiglu
+from spmd_rl.patches import megatron_passes
 from spmd_rl.platforms import npu
 from spmd_rl.platforms.cpu import CPU
 from spmd_rl.platforms.cuda import CUDA
@@ -82,6 +83,26 @@ def test_the_gate_of_experts_is_weighed(torch_npu, platform, tokens):
         torch.autograd.grad(found.sum(), (x, probs)), torch.autograd.grad(wanted.sum(), (x, probs)), strict=True
     ):
         torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("tokens", [0, 5])
+@pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+def test_the_gate_of_a_dense_layer_is_one_kernel_on_npus(torch_npu, monkeypatch, tokens, dtype, most):
+    monkeypatch.setattr(megatron_passes, "current", lambda: NPU)
+    [patch] = [one for one in megatron_passes.PATCHES if one.attribute == "bias_swiglu_impl"]
+    assert patch.meets("npu") and not patch.meets("cpu") and CPU.swiglu is None
+    whole = torch.randn(tokens, 1, 30, dtype=dtype)
+    x = whole[..., :24].requires_grad_()  # not contiguous, which the kernel does not take
+    plain = x.detach().float().requires_grad_()
+    gate, up = plain.chunk(2, -1)
+    wanted = torch.nn.functional.silu(gate) * up
+    found = patch.make(None)(x, None, False, False)
+    assert found.dtype == dtype
+    toward = torch.randn_like(wanted)
+    mine = torch.autograd.grad(found, x, toward.to(dtype))[0]
+    (theirs,) = torch.autograd.grad(wanted, plain, toward)
+    for one, other in ((found, wanted), (mine, theirs)):
+        torch.testing.assert_close(one.float(), other, atol=most, rtol=most)
 
 
 def test_the_host_is_asked_for_counts_once():
