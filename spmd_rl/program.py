@@ -142,7 +142,8 @@ def run_rank(program: Program, started: Started) -> None:
         longest = max(config.reward.timeout_seconds, config.reward.first_call_seconds)
         least = 2 * longest if config.reward.rules else 0.0
         watch = None if config.hang.action == "off" else Watchdog(config.hang, world, program.directory, least)
-        worker = program.build(Rank(platform, world, inputs, graders, applied))
+        slower = platform.slower_paths(program.shape, config.model.dtype) if program.trains else []
+        worker = program.build(Rank(platform, world, inputs, graders, [*applied, *slower]))
     started()
     channel = ControlChannel(world, config.run.control_timeout_seconds, protocol=ANSWERS)
     if world.rank:

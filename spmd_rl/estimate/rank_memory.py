@@ -69,6 +69,11 @@ def parts_by_phase(run: Run, held: RankBytes, stage: int) -> dict[str, Parts]:
             parts["engine's work"] = run.engine_work()
         parts["libraries"] = run.kernels.libraries
         found[phase] = {name: parts[name] for name in PARTS if parts.get(name)}
+    if run.kernels.stays:
+        # The heap gives back what a phase has freed when the device changes hands, and then the next one has begun.
+        for phase, before in ((Phase.TO_ROLLOUT, Phase.UPDATE), (Phase.TO_TRAINING, Phase.ROLLOUT)):
+            left = {name: size for name, size in found[before].items() if name != "logits"}
+            found[phase] = max(found[phase], left, key=_total)
     return found
 
 

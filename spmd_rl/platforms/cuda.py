@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
 from functools import cache
 from glob import glob
+from inspect import signature
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -15,6 +17,7 @@ from spmd_rl.platforms.platform import Platform, lazily, torch_add_product
 if TYPE_CHECKING:
     import torch
 
+    from spmd_rl.models.model_shape import ModelShape
     from spmd_rl.platforms.grouped_matmul import ExpertCounts
 
 # What torch's flash attention is compiled for.
@@ -54,19 +57,54 @@ def _prepare_attention(layout: AttentionLayout) -> Attend:
     kernels = {True: cache(lambda: _prepare_flash(layout)), False: cache(lambda: prepare_sdpa(layout))}
 
     def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
-        fits = query.dtype.itemsize == 2 and query.shape[-1] <= _FLASH_HEAD_DIM and _has_flash()
-        return kernels[fits]()(query, key, value, scale)
+        return kernels[not _no_flash(query.dtype.itemsize, query.shape[-1])]()(query, key, value, scale)
 
     return attend
 
 
+def _no_flash(itemsize: int, head_dim: int) -> str:
+    """Return why flash attention over variable lengths can't be used; nothing where it can."""
+    if itemsize != 2:
+        return "it computes in half precision only"
+    if head_dim > _FLASH_HEAD_DIM:
+        return f"it takes heads of up to {_FLASH_HEAD_DIM} values, and these have {head_dim}"
+    return _flash_is_missing()
+
+
 @cache
-def _has_flash() -> bool:
-    """Return whether this torch has flash attention over variable lengths, and kernels of it for this GPU."""
+def _flash_is_missing() -> str:
+    """Return why this torch has no flash attention as it is called here, or no kernels of it for this GPU."""
     import torch
 
-    found = importlib.util.find_spec("torch.nn.attention.varlen") is not None
-    return found and torch.cuda.get_device_capability() >= _FLASH_CAPABILITY
+    takes = set[str]()
+    if importlib.util.find_spec("torch.nn.attention.varlen") is not None:
+        from torch.nn.attention import varlen
+
+        takes = set(signature(varlen.varlen_attn).parameters)
+    if not takes >= {"scale", "window_size", "enable_gqa"}:
+        return f"torch {torch.__version__} has no varlen_attn with grouped heads and windows, which torch 2.12 has"
+    found = torch.cuda.get_device_capability()
+    if found < _FLASH_CAPABILITY:
+        return f"it needs compute capability {_version(_FLASH_CAPABILITY)}, and this GPU has {_version(found)}"
+    return ""
+
+
+def _version(capability: tuple[int, int]) -> str:
+    return ".".join(map(str, capability))
+
+
+def _no_grouped(dtype: torch.dtype, sizes: Sequence[int], device: torch.device) -> str:
+    """Return why torch's product for all experts can't be used; nothing where it can. `sizes`: of a weight's rows."""
+    import torch
+    import torch.nn.functional as F
+
+    if dtype != torch.bfloat16:
+        return "it is for bfloat16"
+    if any(size * dtype.itemsize % 16 for size in sizes):
+        return f"rows have to be multiples of 16 bytes, and these have {' and '.join(map(str, sizes))} values"
+    if not hasattr(F, "grouped_mm"):
+        return f"torch {torch.__version__} has no grouped_mm, which torch 2.13 has"
+    return "" if _has_kernels(device) else f"it needs compute capability {_version(_FLASH_CAPABILITY)}"
 
 
 @cache
@@ -75,6 +113,21 @@ def _has_kernels(device: torch.device) -> bool:
     import torch
 
     return device.type == "cpu" or torch.cuda.get_device_capability(device) >= _FLASH_CAPABILITY
+
+
+def _slower_paths(shape: ModelShape, dtype: str) -> list[str]:
+    """Say which kernels training goes without."""
+    import torch
+
+    number, said = getattr(torch, dtype), []
+    head_dim = shape.head_dim if shape.mla is None else shape.mla.nope_dim + shape.mla.rope_dim
+    if why := _no_flash(number.itemsize, head_dim):
+        said.append(f"training's attention goes through torch's general kernel, not flash attention: {why}")
+    if shape.experts is not None:
+        # Both matrices of an expert on one of its ranks; cut over more, the second has fewer columns.
+        if why := _no_grouped(number, (shape.hidden, shape.experts.ffn), torch.device("cuda")):
+            said.append(f"training multiplies expert by expert, not all at once: {why}")
+    return said
 
 
 def _prepare_flash(layout: AttentionLayout) -> Attend:
@@ -117,8 +170,7 @@ def _grouped_matmul(x: torch.Tensor, weight: torch.Tensor, counts: ExpertCounts)
     def product(x: torch.Tensor, y: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
         return F.grouped_mm(x, y, offs=counts.cumsum(0, dtype=torch.int32))
 
-    aligned = not any(size * x.element_size() % 16 for size in weight.shape[1:])
-    if not (x.dtype == torch.bfloat16 and aligned and len(x) and hasattr(F, "grouped_mm") and _has_kernels(x.device)):
+    if not len(x) or _no_grouped(x.dtype, weight.shape[1:], x.device):
         return looped_matmul(x, weight, counts)
     return GroupedKernels(product, product)(x, weight, counts.on_device)
 
@@ -150,6 +202,7 @@ CUDA = Platform(
     attention=_prepare_attention,
     grouped_matmul=_grouped_matmul,
     add_product=_add_product,
+    slower_paths=_slower_paths,
     fused_adamw=True,
     memory_bytes=_used_bytes,
     peak_memory_bytes=_peak_bytes,

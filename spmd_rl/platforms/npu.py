@@ -231,6 +231,21 @@ def _grouped_matmul(x: torch.Tensor, weight: torch.Tensor, counts: ExpertCounts)
     return GroupedKernels(product, product)(x, weight, counts.on_device)
 
 
+def _slower_paths(shape: ModelShape, dtype: str) -> list[str]:
+    """Say which kernels training goes without."""
+    said, experts = [], shape.experts.count if shape.experts is not None else 0
+    turned = shape.head_dim if shape.mla is None else shape.mla.rope_dim
+    if turned >= _ROTATED:
+        said.append(
+            f"training turns queries and keys step by step: the kernel is for less than {_ROTATED} values of a head"
+        )
+    if experts > _GROUPS:
+        said.append(
+            f"training multiplies expert by expert where a rank has more than {_GROUPS}, which the kernel takes at once"
+        )
+    return said
+
+
 def _rotate(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
     """Turn the halves with one kernel, for an even number of values below 896."""
     import torch_npu
@@ -278,6 +293,7 @@ NPU = Platform(
     rms_norm=_rms_norm,
     grouped_matmul=_grouped_matmul,
     swiglu=_swiglu,
+    slower_paths=_slower_paths,
     weighted_swiglu=_weighted_swiglu,
     rotate=_rotate,
     fused_adamw=True,

@@ -142,6 +142,8 @@ class Platform:
     """More of `environment`, which depends on what is installed."""
     model_environment: Callable[[ModelShape, int, int, int], Mapping[str, str]] = lambda *model: {}
     """(shape, ranks of an engine's tensor and expert parallelism, rollout.max_sequences) -> more for this model."""
+    slower_paths: Callable[[ModelShape, str], list[str]] = lambda shape, dtype: []
+    """(shape, model.dtype) -> why, of each kernel that training does without on this device, which is claimed."""
     refused_environment: Mapping[str, RefusedVariable] = field(default_factory=dict)
     """Variables with which, set so, the program can't run."""
     free_and_total_bytes: Callable[[], tuple[int, int]] | None = None

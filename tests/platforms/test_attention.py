@@ -105,7 +105,7 @@ def varlen_attn(query, key, value, cu_q, cu_k, max_q, max_k, *, scale, window_si
 @pytest.mark.parametrize("kv_heads", [2, 4])
 def test_flash_attention_on_gpus_is_called_as_torch_documents_it(monkeypatch, groups, kv_heads):
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen_attn)
-    monkeypatch.setattr("spmd_rl.platforms.cuda._has_flash", lambda: True)
+    monkeypatch.setattr("spmd_rl.platforms.cuda._flash_is_missing", lambda: "")
     check(CUDA.attention, groups, 4, kv_heads, dtype=torch.bfloat16, most=0.1)
 
 
