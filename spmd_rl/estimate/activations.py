@@ -136,10 +136,9 @@ class Activations:
             return forward
         slope = _FLOAT if self.config.algorithm.entropy_coefficient else 0
         half = self._size if self._size < _FLOAT else 0
-        weight = columns * shape.hidden
-        # The weight's gradient is summed in fp32; cast, it is laid a second time into that of the padded rows.
-        written = weight * (2 * self._size + (_FLOAT if half else 0))
-        return max(forward, rows * columns * (_FLOAT + slope + half) + weight * _FLOAT, written)
+        # In float32 the weight's gradient is added where it belongs; a half-precision product is made beside it first.
+        product = columns * shape.hidden * _FLOAT if half else 0
+        return max(forward, rows * columns * (_FLOAT + slope + half) + product)
 
     def _last_rows(self) -> float:
         """Elements that the last stage keeps behind its layers: the last norm, and the rows that predict."""

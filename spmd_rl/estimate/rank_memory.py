@@ -67,7 +67,7 @@ def parts_by_phase(run: Run, held: RankBytes, stage: int) -> dict[str, Parts]:
             parts |= {"activations": scoring.activations, "logits": scoring.logits}
         elif phase == Phase.ROLLOUT:
             parts["engine's work"] = run.engine_work()
-        parts["libraries"] = run.kernels.libraries
+        parts["libraries"] = 0 if run.kernels.stays and phase == Phase.START else run.kernels.libraries
         found[phase] = {name: parts[name] for name in PARTS if parts.get(name)}
     if run.kernels.stays:
         # The heap gives back what a phase has freed when the device changes hands, and then the next one has begun.

@@ -17,10 +17,11 @@ class Kernels:
     prompt are a padded batch."""
     heap: float = 1.0
     """Bytes that the process holds for each byte of activations. The C library of CPUs' machines finds few of the
-    blocks again that torch's aligned allocations have freed: measured 1.4 to 2.2 (glibc 2.36, docs/plan.md)."""
+    blocks again that torch's aligned allocations have freed: measured 1.37 and 1.41 (glibc 2.36, docs/plan.md)."""
     stays: bool = False
     """Models, optimizers and what they hold stay where they are: there is one memory."""
     libraries: int = 3 << 30
-    """Bytes of a device that its context, compiled kernels and the collectives' buffers take."""
+    """Bytes of a device that its context, compiled kernels and the collectives' buffers take; of a host's memory, what
+    a process loads once it has started."""
     share: float = 0.97
     """Part of a device's memory that can be counted on: what is left is lost to fragments."""
