@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from needs import need_programs
-from spmd_rl.testing.launcher import environment
+from spmd_rl.testing.launcher import environment, torchrun
 
 ROOT = Path(__file__).resolve().parents[2]
 NOT_NEEDED = ("vllm", "tyro", "wandb", "math_verify", "reasoning_gym", "plotext", "rich")
@@ -32,3 +32,15 @@ def test_it_runs_where_vllm_is_not_installed(tmp_path):
     said = [json.loads(line) for line in lines if line.startswith("{")]
     assert last == "0 do not hold" and all(one["holds"] for one in said)
     assert {name: sum(one["part"] == name for one in said) for name in PARTS} == PARTS
+
+
+@pytest.mark.spmd
+@pytest.mark.slow
+def test_what_could_run_beside_an_update_is_a_part_of_it():
+    command = torchrun(2, str(ROOT / "tools" / "bench_overlap.py"), "--platform", "cpu", "--turns", "1")
+    ran = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    said = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
+    assert [one["micro_batches"] for one in said] == [1, 4]
+    assert all(seconds > 0 for one in said for seconds in one["seconds"].values())
+    assert said[1]["seconds"]["update"] > said[0]["seconds"]["update"]
