@@ -5,6 +5,8 @@ import os
 import shutil
 import subprocess
 import sys
+from collections import Counter
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,9 +17,9 @@ from tiny_run import RULE, tiny_rule, tiny_settings
 
 from deadlines import crowding
 from promised import documented
-from spmd.ranks import ROOT
+from spmd.ranks import ROOT, run_program
 from spmd_rl.analysis.compare_runs import compare
-from spmd_rl.testing.launcher import environment, torchrun
+from spmd_rl.testing.launcher import environment
 from tiny_models import make_tiny
 from tiny_tokenizer import make_tokenizer
 
@@ -39,14 +41,23 @@ SETTINGS = {
 }
 
 
-def grpo(root, name: str, *more: str) -> str:
-    words = tiny_settings(root, run={"dir": root / name}, **SETTINGS)
-    command = torchrun(2, "-m", "spmd_rl.grpo", *words, *tiny_rule(root), *more)
-    done = subprocess.run(
-        command, env=environment(), capture_output=True, text=True, timeout=600 * crowding(), check=False
-    )
-    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
-    return done.stdout
+def grpo(root, name: str, *more: str, **sections: dict) -> Path:
+    """Run two ranks, with other settings of some sections; returns the run's directory."""
+    words = tiny_settings(root, run={"dir": root / name}, **(SETTINGS | sections))
+    run_program("spmd_rl.grpo", 2, *words, *tiny_rule(root), *more)
+    return root / name
+
+
+def lines(files) -> list[dict]:
+    return [json.loads(line) for file in sorted(files) for line in file.read_text().splitlines()]
+
+
+def metrics(run: Path) -> list[dict]:
+    return lines([run / "metrics.jsonl"])
+
+
+def samples(run: Path) -> list[dict]:
+    return lines((run / "samples").glob("*.jsonl"))
 
 
 def like_to_write(model: Path, token: int) -> None:
@@ -63,9 +74,21 @@ def finished(tmp_path_factory):
     root = tmp_path_factory.mktemp("vision")
     make_tokenizer(make_tiny(root / "model", "qwen2_5_vl", max_positions=1024), vision=True)
     (root / "rule.py").write_text(RULE)
-    output = grpo(root, "whole")
-    rows = [json.loads(line) for line in (root / "whole" / "metrics.jsonl").read_text().splitlines()]
-    return SimpleNamespace(root=root, output=output, rows=rows)
+    (root / "geo.yaml").write_text(f"source: {DATA}\nprompt_column: problem\nimage_column: images\n")
+    return SimpleNamespace(root=root, rows=metrics(grpo(root, "whole")))
+
+
+@pytest.fixture(scope="module")
+def mixed(finished):
+    """Return a function that trains all of the model on text, beside pictures or alone; it runs each name once."""
+    sources = {"both": {finished.root / "geo.yaml": 1.0, "arithmetic": 1.0}, "text": {"arithmetic": 1.0}}
+
+    def run(name: str, *more: str, called: str = "") -> Path:
+        mix = [str(word) for source, weight in sources[name].items() for word in (source, weight)]
+        bare = {"max_prompt_length": 400, "eval_problems": 0}
+        return grpo(finished.root, called or name, "--model.freeze", "none", *more, "--data.mix", *mix, data=bare)
+
+    return cache(run)
 
 
 def test_prompts_show_their_pictures_and_the_policy_learns(finished):
@@ -76,10 +99,15 @@ def test_prompts_show_their_pictures_and_the_policy_learns(finished):
         assert documented("grpo", "pictures") - row.keys() == set()
         assert 40 < row["prompt_length/image_mean"] < row["prompt_length/mean"]
         assert 0 < row["timing/image_embeds"] < row["timing/all"]
-    files = sorted((finished.root / "whole" / "samples").glob("*.jsonl"))
-    samples = [json.loads(line) for file in files for line in file.read_text().splitlines()]
-    assert len(samples) == STEPS * 16 and all(IMAGE_TOKEN in sample["prompt_ids"] for sample in samples)
-    assert sum("thumbnails" in sample for sample in samples) == STEPS * PROMPTS, "with the first sample of each prompt"
+    found = samples(finished.root / "whole")
+    assert len(found) == STEPS * 16 and all(IMAGE_TOKEN in sample["prompt_ids"] for sample in found)
+    assert sum("thumbnails" in sample for sample in found) == STEPS * PROMPTS, "with the first sample of each prompt"
+
+
+def test_samples_travel_to_where_they_are_trained_on_and_their_pictures_do_not(finished):
+    for row in finished.rows:
+        patches = row["prompt_length/image_mean"] * 4 * 1176  # numbers of them, in fp32, for a prompt
+        assert row["bytes/exchange/network"] < patches * 4
 
 
 def test_a_frozen_tower_and_its_projector_are_the_same_bits_after_training(finished):
@@ -121,44 +149,55 @@ def test_an_image_token_in_a_response_is_a_token_like_any_other(finished, tmp_pa
     shutil.copytree(finished.root / "model", tmp_path / "model")
     like_to_write(tmp_path / "model", IMAGE_TOKEN)
     (tmp_path / "rule.py").write_text(RULE)
-    grpo(tmp_path, "whole")
-    files = (tmp_path / "whole" / "samples").glob("*.jsonl")
-    written = [json.loads(line)["response_ids"] for file in files for line in file.read_text().splitlines()]
-    assert sum(IMAGE_TOKEN in response[:-1] for response in written) > 5
-    rows = [json.loads(line) for line in (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()]
+    run = grpo(tmp_path, "whole")
+    assert sum(IMAGE_TOKEN in sample["response_ids"][:-1] for sample in samples(run)) > 5
+    rows = metrics(run)
     assert len(rows) == STEPS and all(row["correction/logprob_gap_max"] < 1e-4 for row in rows)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("both", [False, True], ids=["text alone", "text and pictures"])
-def test_text_trains_a_model_that_sees_alone_and_beside_pictures_its_tower_too(finished, both):
-    root, name = finished.root, "both" if both else "text"
-    (root / "geo.yaml").write_text(f"source: {DATA}\nprompt_column: problem\nimage_column: images\n")
-    sources = {root / "geo.yaml": 1.0, "arithmetic": 1.0} if both else {"arithmetic": 1.0}
-    words = tiny_settings(
-        root, run={"dir": root / name}, **SETTINGS | {"data": {"max_prompt_length": 400, "eval_problems": 0}}
-    )
-    mix = [word for source, weight in sources.items() for word in (str(source), str(weight))]
-    command = torchrun(2, "-m", "spmd_rl.grpo", *words, *tiny_rule(root), "--model.freeze", "none", "--data.mix", *mix)
-    done = subprocess.run(
-        command, env=environment(), capture_output=True, text=True, timeout=600 * crowding(), check=False
-    )
-    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
-    rows = [json.loads(line) for line in (root / name / "metrics.jsonl").read_text().splitlines()]
-    files = (root / name / "samples").glob("*.jsonl")
-    samples = [json.loads(line) for file in files for line in file.read_text().splitlines()]
-    seeing = [IMAGE_TOKEN in sample["prompt_ids"] for sample in samples]
+def test_text_trains_a_model_that_sees_alone_and_beside_pictures_its_tower_too(finished, mixed, both):
+    run = mixed("both" if both else "text")
+    rows, seeing = metrics(run), [IMAGE_TOKEN in sample["prompt_ids"] for sample in samples(run)]
     assert len(rows) == STEPS and not all(seeing) and any(seeing) == both
     assert all(row["grad_norm"] > 0 and row["correction/logprob_gap_max"] < 1e-4 for row in rows)
-    before, after = (load_file(directory / "model.safetensors") for directory in (root / "model", root / name / "hf"))
+    before, after = (load_file(directory / "model.safetensors") for directory in (finished.root / "model", run / "hf"))
     changed = {key for key in before if not torch.equal(before[key], after[key])}
     assert any(key.startswith("visual.") for key in changed) == both
 
 
 @pytest.mark.slow
+def test_a_tower_that_learns_has_the_same_bits_in_a_run_that_is_deterministic_and_in_one_that_need_not_ask(mixed):
+    found = compare(mixed("both"), mixed("both", "--run.deterministic", "True", called="again"))
+    assert found.difference is None
+    assert found.steps == (1, STEPS) and found.samples == STEPS * 16
+
+
+@pytest.mark.slow
+def test_all_samples_of_geometry3k_are_prepared_answered_judged_and_learned_from(finished):
+    root, tool = finished.root, ROOT / "tools" / "preprocess_data.py"
+    words = ["--config", root / "geo.yaml", "--model", root / "model", "--max-prompt-length", 400, "--workers", 1]
+    command = [sys.executable, tool, *words, "--output", root / "geo.parquet"]
+    subprocess.run(
+        list(map(str, command)), env=environment(), check=True, capture_output=True, timeout=300 * crowding()
+    )
+    data = {"source": root / "geo.parquet", "max_prompt_length": 400, "eval_problems": 0}
+    train = SETTINGS["train"] | {"prompts_per_step": 48 // STEPS}
+    run = grpo(root, "all", data=data, train=train, algorithm={"samples_per_prompt": 2})
+    found = samples(run)
+    assert Counter(sample["index"] for sample in found) == dict.fromkeys(range(48), 2)
+    assert all("reward" in sample and sample["response_ids"] for sample in found)
+    prompts = {sample["index"]: sample["prompt_ids"] for sample in found}
+    assert all(raw["prompt_ids"] == prompts[raw["index"]] for raw in samples(root / "whole"))
+    rows = metrics(run)
+    assert sum(row["images/encoded"] for row in rows) == 48 + 1, "each once, the canary's prompt on the other rank too"
+    assert all(row["grad_norm"] > 0 for row in rows)
+
+
+@pytest.mark.slow
 def test_an_evaluation_shows_pictures_to_the_model_and_to_who_reads_its_page(finished):
     root = finished.root
-    (root / "geo.yaml").write_text(f"source: {DATA}\nprompt_column: problem\nimage_column: images\n")
     words = [
         "--model",
         root / "whole" / "hf",
@@ -170,10 +209,10 @@ def test_an_evaluation_shows_pictures_to_the_model_and_to_who_reads_its_page(fin
         root / "eval",
     ]
     words += ["--max-prompt-length", 400, "--max-response-length", 6, "--rollout.cache-gib", 0.05, "--platform", "cpu"]
-    said = serve("evaluate", *words)
+    said = run_program("spmd_rl.evaluate", 1, *words)
     assert f"questions with their pictures  {root / 'eval' / 'geo.html'}" in said
-    lines = [json.loads(line) for line in (root / "eval" / "geo.jsonl").read_text().splitlines()]
-    assert len(lines) == 3 and all(line["thumbnails"][0].startswith("data:image/jpeg") for line in lines)
+    answers = lines([root / "eval" / "geo.jsonl"])
+    assert len(answers) == 3 and all(line["thumbnails"][0].startswith("data:image/jpeg") for line in answers)
     assert (root / "eval" / "geo.html").read_text().count("<img") == 3
 
 
@@ -187,7 +226,9 @@ def test_a_chat_shows_a_picture_and_answers_as_transformers_does(tmp_path):
     Image.new("RGB", (84, 56), "red").save(tmp_path / "red.png")
     typed = f"/image {tmp_path / 'red.png'}\nWhich colour?\n/exit\n"
     words = ["--model", tmp_path, "--temperature", 0, "--max-tokens", 8, "--context", 200, "--cache-gib", 0.05]
-    said = serve("chat", *words, "--platform", "cpu", typed=typed)
+    command = [sys.executable, "-m", "spmd_rl.chat", *map(str, words), "--platform", "cpu"]
+    told = {"env": environment(), "cwd": ROOT, "input": typed, "timeout": 300 * crowding()}
+    said = subprocess.run(command, capture_output=True, text=True, check=True, **told).stdout
     assert "84 x 56 pixels, is shown with your next question" in said
     tokenizer, shown = AutoTokenizer.from_pretrained(tmp_path), Qwen2VLImageProcessorPil.from_pretrained(tmp_path)
     pixels = shown([Image.open(tmp_path / "red.png")], return_tensors="pt")
@@ -204,20 +245,3 @@ def test_a_chat_shows_a_picture_and_answers_as_transformers_does(tmp_path):
         out = model.generate(prompt, **pixels, mm_token_type_ids=types, max_new_tokens=8, do_sample=False)
     answer = tokenizer.decode(out[0, prompt.shape[1] :], skip_special_tokens=True)
     assert answer in said
-
-
-def serve(program: str, *words: object, typed: str = "") -> str:
-    """Return what a program of one rank prints."""
-    command = [sys.executable, "-m", f"spmd_rl.{program}", *map(str, words)]
-    done = subprocess.run(
-        command,
-        env=environment(),
-        cwd=ROOT,
-        input=typed,
-        capture_output=True,
-        text=True,
-        timeout=300 * crowding(),
-        check=False,
-    )
-    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
-    return done.stdout
