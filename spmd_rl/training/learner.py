@@ -19,6 +19,9 @@ from spmd_rl.training.optimizer import Optimizer, OptimizerSettings, wrap_for_gr
 from spmd_rl.training.packing import Packed
 from spmd_rl.training.sharded_model import ShardedModel, first_not_finite
 
+_TOTAL = "total"
+"""Among the sums while they are read."""
+
 
 @dataclass
 class LossResult:
@@ -76,33 +79,38 @@ class Learner:
             if not sum(packed.lengths):
                 return rows[0].sum()
             result = loss(packed, *rows)
-            if model.place.reports:
-                told.append(LossResult(torch.zeros(()), result.sums, result.maxima))
-                if result.losses is not None:
-                    losses.append((packed, result.losses))
+            told.append(LossResult(result.total.detach(), result.sums, result.maxima))
+            if result.losses is not None:
+                losses.append((packed, result.losses))
             return result.total
 
         self.balance.begin(packs)
         run_passes(self.wrapped, model.module.last, model.place, packs, model.head, use, backward=True)
         sums, maxima = _read(told)
+        # Ranks that compute the same losses are asked too: one that errs alone would go on with other weights.
+        total, broken = sums.pop(_TOTAL, 0.0), [name for name, value in sums.items() if not math.isfinite(value)]
+        if not broken and not math.isfinite(total):
+            broken = ["the loss"]
+        if not model.place.reports:
+            sums, maxima = {}, {}
         sums |= self.balance.end()
         if model.shape.head == "lm" and (imbalance := load_imbalance(model.module.layers)) is not None:
             maxima["moe/load_imbalance"] = imbalance
         with doing("optimizer step"):
             beyond = "" if limits.kl is None else self._beyond_kl(sums, limits.kl)
             bound = math.inf if limits.grad_norm is None else limits.grad_norm
-            updated, grad_norm = self.optimizer.step(rate, 0.0 if beyond else bound)
+            updated, grad_norm = self.optimizer.step(rate, bound, sound=not broken and not beyond)
         learned, rank = Learned(updated, grad_norm, [sums] if sums else [], maxima), model.place.rank
         if not updated:
             if not beyond and bound < grad_norm < math.inf:
                 beyond = f"the norm of the gradient is {grad_norm:.4g}, above train.grad_norm_bound = {bound:g}"
             learned.beyond, learned.suspects = beyond, suspects(losses)
-            if losses := [name for name, value in sums.items() if not math.isfinite(value)]:
-                learned.losses_broken = [f"on rank {rank} {', '.join(losses)}"]
+            if broken:
+                learned.losses_broken = [f"on rank {rank} {', '.join(broken)}"]
             gradients = ((name, weight.main_grad) for name, weight in model.module.named() if weight.requires_grad)
             sound = all(map(math.isfinite, self.wrapped[0].own_totals))
-            if not sound and (broken := first_not_finite(gradients)):
-                learned.gradients_broken = [f"{broken} on rank {rank}"]
+            if not sound and (first := first_not_finite(gradients)):
+                learned.gradients_broken = [f"{first} on rank {rank}"]
         return learned
 
     def _beyond_kl(self, sums: Mapping[str, float], bound: float) -> str:
@@ -112,7 +120,7 @@ class Learner:
         both = torch.tensor([far, sums.get("tokens", 0.0)], dtype=torch.float32, device=device)
         dist.all_reduce(both)
         kl = float(both[0] / both[1])
-        if abs(kl) <= bound:
+        if not abs(kl) > bound:  # one that is no number is the sums'
             return ""
         return f"the policy is {kl:.4g} from the one that wrote the samples, beyond train.kl_bound = {bound:g}"
 
@@ -136,12 +144,13 @@ class Learner:
 
 
 def _read(told: Sequence[LossResult]) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the sums and maxima over micro-batches: the device is waited for once."""
-    numbers = [value.detach().float() for one in told for value in (*one.sums.values(), *one.maxima.values())]
-    on_host = iter(torch.stack(numbers).tolist() if numbers else ())
+    """Return the sums, the losses' own among them, and maxima over micro-batches: the device is waited for once."""
+    summed = [one.sums | {_TOTAL: one.total} for one in told]
+    values = [value for one, sums in zip(told, summed, strict=True) for value in (*sums.values(), *one.maxima.values())]
+    on_host = iter(torch.stack([value.detach().float() for value in values]).tolist() if values else ())
     sums, maxima = dict[str, float](), dict[str, float]()
-    for one in told:
-        for name in one.sums:
+    for one, of_one in zip(told, summed, strict=True):
+        for name in of_one:
             sums[name] = sums.get(name, 0.0) + next(on_host)
         for name in one.maxima:
             maxima[name] = max(maxima.get(name, 0.0), next(on_host))

@@ -5,10 +5,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+import torch.distributed as dist
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+from megatron.core.tensor_parallel import param_is_not_tensor_parallel_duplicate
+from megatron.core.transformer.module import param_is_not_shared
 
 from spmd_rl.config.config import TrainConfig
 from spmd_rl.config.critic_config import CriticConfig
@@ -82,20 +85,21 @@ class Optimizer:
             chunk.zero_grad_buffer()
         self.optimizer.zero_grad()
 
-    def step(self, learning_rate: float, bound: float = math.inf) -> tuple[bool, float]:
+    def step(self, learning_rate: float, bound: float = math.inf, sound: bool = True) -> tuple[bool, float]:
         """One update at this learning rate. Returns whether it was made, and the gradient's norm before it was clipped.
 
-        Where that norm is not finite or above `bound`, on all ranks alike, weights and moments stay as they were.
+        Where that norm is not finite or above `bound`, or a rank is not `sound` or has a gradient that is not finite,
+        weights and moments stay as they were, on all ranks alike.
         """
-        sound, norm = self._ready(learning_rate, bound)
-        if sound:
+        ready, norm = self._ready(learning_rate, bound, sound)
+        if ready:
             for part in self.each():
                 part.step()
             for chunk in self.wrapped:
                 chunk.start_param_sync()
-        return sound, norm
+        return ready, norm
 
-    def _ready(self, learning_rate: float, bound: float) -> tuple[bool, float]:
+    def _ready(self, learning_rate: float, bound: float, sound: bool) -> tuple[bool, float]:
         """Look at the gradients, and clip them where there is to be an update.
 
         Megatron's own step looks whether they are finite only where it scales the loss, for float16; else it writes the
@@ -108,13 +112,33 @@ class Optimizer:
         self._count_on_device()
         found_inf = self.optimizer.prepare_grads()
         norm = float(self.optimizer.get_grad_norm())
-        if found_inf or not math.isfinite(norm) or norm > bound:
+        if found_inf or not math.isfinite(norm) or norm > bound or not self._all_sound(sound):
             return False, norm
         for inner in self.distributed:
             parameters = inner.get_parameters()
             if self.clip_grad > 0.0 and parameters:
                 clip_grad_by_total_norm_fp32(parameters, max_norm=self.clip_grad, total_norm=norm)
         return True, norm
+
+    def _all_sound(self, sound: bool) -> bool:
+        """Return, alike on all ranks, whether each of them is sound, down to the gradients that no norm counts.
+
+        Norms and value heads are whole on every tensor rank; the first one's gradients are counted.
+        """
+        largest = [
+            parameter.grad.abs().amax()
+            for inner in self.distributed
+            for parameter in inner.get_parameters()
+            if parameter.grad is not None and parameter.grad.numel()
+            if not param_is_not_tensor_parallel_duplicate(parameter, getattr(inner, "tp_group", None))
+            or not param_is_not_shared(parameter)
+        ]
+        device = next(self.wrapped[0].parameters()).device
+        own = torch.tensor([0.0 if sound else math.nan], dtype=torch.float32, device=device)
+        for one in largest:
+            own += one.to(device) * 0  # nan where it is not finite
+        dist.all_reduce(own)
+        return math.isfinite(float(own))
 
     def _count_on_device(self) -> None:
         """Have the counts of steps where the kernel reads them: another machine's checkpoint has them on the host."""

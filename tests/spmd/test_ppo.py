@@ -110,17 +110,39 @@ def test_a_run_that_goes_on_is_the_one_that_never_stopped_bit_for_bit(finished):
     assert found.parameters == sum(map(len, weights))
 
 
-def test_a_run_goes_on_in_another_layout_with_the_samples_and_but_for_rounding_the_values_of_the_first(finished):
-    root, _, rows = finished
+NAN = "nan:phase=update_critic,step=4,of=loss,rank=1"
+
+
+@pytest.fixture(scope="module")
+def in_another_layout(finished):
+    """Return what the run said, and its rows, that goes on from the second step in another layout; its critic's loss is
+    no number once in the last step."""
+    root, *_ = finished
     saved = root / "whole" / "checkpoints" / "step_000002"
-    ppo(root, "other", "--checkpoint.resume", str(saved), "--parallel.tensor", "2")
-    rest = json.loads((root / "other" / "metrics.jsonl").read_text().splitlines()[0])
+    output = ppo(root, "other", "--checkpoint.resume", str(saved), "--parallel.tensor", "2", "--inject", NAN)
+    return output, [json.loads(line) for line in (root / "other" / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_run_goes_on_in_another_layout_with_the_samples_and_but_for_rounding_the_values_of_the_first(
+    finished, in_another_layout
+):
+    rows, rest = finished[2], in_another_layout[1][0]
     assert rest["step"] == 3
     for name in ("critic/score/mean", "critic/score/max", "response_length/mean", "kl/beta", "actor/lr", "critic/lr"):
         assert rest[name] == rows[2][name], name
     for name in """critic/values/mean critic/values/max critic/values/min critic/explained_variance critic/returns/mean
         critic/vf_loss critic/grad_norm actor/grad_norm actor/pg_loss actor/entropy kl/mean""".split():
         assert rest[name] == pytest.approx(rows[2][name], rel=1e-3, abs=1e-5), name
+
+
+def test_an_update_of_the_critic_that_is_no_number_is_skipped_and_the_policys_is_not(finished, in_another_layout):
+    output, rows = in_another_layout
+    last = rows[1]
+    assert (last["update_critic/skipped"], last["update/skipped"]) == (0.25, 0.0), "one of four updates"
+    assert "step 4: the update of the critic was skipped" in output
+    (kept,) = (finished[0] / "other" / "skipped").iterdir()
+    assert kept.name.startswith("step_000004_minibatch_") and kept.name.endswith("_critic.jsonl")
+    assert kept.read_text().strip()
 
 
 def test_the_exported_critic_is_a_model_that_scores_and_a_run_can_begin_with_it(finished):

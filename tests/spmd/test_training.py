@@ -570,6 +570,9 @@ def test_every_layout_skips_an_update_beyond_a_bound_and_names_the_samples_with_
             assert {updated for updated, _, _ in said} == {False} and len({beyond for _, beyond, _ in said}) == 1
             assert f"train.{knob}_bound = 1e-06" in said[0][1]
             assert {sample for _, _, suspects in said for sample, _ in suspects} == set(range(12))
+        *others, last = [found["alone"] for found in kept]
+        assert last == [False, True, [f"on rank {ranks - 1} actor/pg_loss"]], f"{one}: a loss that errs on one rank"
+        assert others == [[False, True, []]] * (ranks - 1), f"{one}: its update is skipped on all"
         kl = {sample: value for found in kept for sample, value in found["kl"]}
         assert kl == pytest.approx(huggingface[one.family].kl, abs=1e-4), str(one)
 

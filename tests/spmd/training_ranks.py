@@ -119,8 +119,27 @@ def keeps_to_limits(trainer) -> dict:
     for limits in (Limits(grad_norm=1e-6), Limits(kl=1e-6), Limits(grad_norm=1e-6, kl=1e6)):
         learned = learner.learn(trainer.packs[0], trainer.losses["policy"], LEARNING_RATE, limits)
         said.append([learned.updated, learned.beyond, learned.suspects])
+    alone = learner.learn(trainer.packs[0], errs_on_the_last_rank(trainer), LEARNING_RATE)
     same = all(torch.equal(before[name], tensor) for name, tensor in weights.items())
-    return {"said": said, "same": same, "kl": trainer.sample_kl()}
+    kept = {"said": said, "same": same, "kl": trainer.sample_kl()}
+    return kept | {"alone": [alone.updated, math.isfinite(alone.grad_norm), alone.losses_broken]}
+
+
+def errs_on_the_last_rank(trainer):
+    """Return the policy's loss, which is no number on the last rank, and has its gradient there too."""
+    import dataclasses
+
+    import torch.distributed as dist
+
+    loss = trainer.losses["policy"]
+
+    def errs(*given):
+        result = loss(*given)
+        if dist.get_rank() < dist.get_world_size() - 1:
+            return result
+        return dataclasses.replace(result, sums=result.sums | {"actor/pg_loss": result.total.detach() * math.nan})
+
+    return errs
 
 
 def lay_out(case, trainer, samples, tickets) -> list:
@@ -147,6 +166,18 @@ def skips_what_is_not_finite(learner, here: bool) -> bool:
     trained = {name: weight for name, weight in policy.module.named() if weight.requires_grad}
     names = list(trained)
     skipped = len(before) > len(names)
+    # What all tensor ranks hold alike: the norm has it of the first.
+    alike = [weight for weight in trained.values() if not getattr(weight, "tensor_model_parallel", False)]
+    sound = [weight.main_grad.clone() for weight in alike]
+    for value in (float("nan"), float("-inf")):
+        if policy.place.tensor_rank == policy.place.tensor_size - 1:
+            for parameter in alike:
+                parameter.main_grad.fill_(value)
+        skipped &= not learner.optimizer.step(LEARNING_RATE)[0]
+    for parameter, gradient in zip(alike, sound, strict=True):
+        parameter.main_grad.copy_(gradient)
+    made, norm = learner.optimizer.step(LEARNING_RATE, sound=not here)
+    skipped &= not made and math.isfinite(norm)
     for value in (float("nan"), float("inf")):
         if here:
             for parameter in trained.values():

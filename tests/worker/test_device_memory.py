@@ -94,7 +94,7 @@ class Machine:
                 self.optimizer.wrapped, self.optimizer.waits = [], False
                 self.optimizer.parts = states(device, one)
                 self.optimizer.zero_gradients = lambda: None
-                self.optimizer._ready = lambda rate, bound: (True, 1.0)
+                self.optimizer._ready = lambda rate, bound, sound: (True, 1.0)
 
         place = SimpleNamespace(rank=0, data_rank=0, tensor_size=2, reports=False)
         patch.setattr(trainer, "start_parallel", lambda layout, seed: place)
