@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from spmd_rl.errors import ConfigError, Problem
 from spmd_rl.platforms.kernels import Kernels
-from spmd_rl.platforms.platform import Platform, lazily
+from spmd_rl.platforms.platform import Platform, RefusedVariable, lazily
 
 if TYPE_CHECKING:
     from spmd_rl.models.model_shape import ModelShape
@@ -93,8 +93,14 @@ CPU = Platform(
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": "ERROR",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
         "TOKENIZERS_PARALLELISM": "false",
+    },
+    refused_environment={
+        "VLLM_CPU_KVCACHE_SPACE": RefusedVariable(
+            tuple("0123456789"),
+            "vLLM would take so many GiB for its cache, whatever rollout.cache_gib says",
+            "unset VLLM_CPU_KVCACHE_SPACE, and set rollout.cache_gib",
+        )
     },
     attention=lazily("spmd_rl.platforms.sdpa_attention:prepare_sdpa"),
     memory_bytes=resident_bytes,
@@ -104,7 +110,8 @@ CPU = Platform(
     bucket_bytes=16 << 20,
     link_probe_bytes=4 << 20,
     socket_variables=("GLOO_SOCKET_IFNAME",),
-    kernels=Kernels(norm_copies=2, one_call=False, heap=1.9, stays=True, libraries=0, share=1.0),
+    # The first step loads LLVM, the compiled sums and vLLM's kernels.
+    kernels=Kernels(norm_copies=2, one_call=False, heap=1.4, stays=True, libraries=170 << 20, share=1.0),
     fused_adamw=True,
     offloads=False,
     repeats_exactly=True,

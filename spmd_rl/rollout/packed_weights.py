@@ -137,9 +137,10 @@ class OwnStorages:
         """Do nothing: each parameter gets room when it is written."""
 
     def wake_cache(self) -> None:
-        """Make room for the cache."""
+        """Make room for the cache, of zeros: vLLM multiplies slots that no token filled with 0, and nan stays nan."""
         for storage, nbytes in self._cache:
             storage.resize_(nbytes)
+            torch.empty(0, dtype=torch.uint8).set_(storage).zero_()
         self._cache = []
 
 

@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from spmd_rl.errors import ConfigError
 from spmd_rl.models.model_shape import read_model_shape
 from spmd_rl.platforms.cpu import CPU
 from spmd_rl.platforms.cuda import CUDA
@@ -72,3 +73,11 @@ def test_torch_compiles_nothing_for_a_dense_model_on_a_cpu_and_still_routes_expe
     assert CPU.model_environment(shape, 1, 1, 48) == {}
     dense = dataclasses.replace(shape, experts=None, mla=None)
     assert CPU.model_environment(dense, 1, 1, 48) == {"TORCHDYNAMO_DISABLE": "1"}
+
+
+def test_a_variable_that_would_size_the_cache_in_place_of_the_setting_is_refused(monkeypatch):
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+    with pytest.raises(ConfigError, match="VLLM_CPU_KVCACHE_SPACE = 1: .*set rollout.cache_gib"):
+        dataclasses.replace(CPU, environment={}).set_environment()
+    monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE")
+    dataclasses.replace(CPU, environment={}).set_environment()

@@ -6,6 +6,7 @@ from spmd.ranks import arguments, join, ready, report
 
 TEMPERATURE = 0.8
 RESPONSE = 8
+CACHE_BYTES = 2**22
 KEPT_FROM = 2
 """The refresh from which on a vision tower stays as it is."""
 
@@ -40,7 +41,7 @@ def _case(case: dict, world, platform) -> dict:
     shape = read_model_shape(case["models"][0])
     layout = RolloutLayout(case["tensor"], world.size, case["data"], case["expert"])
     engine = Engine(
-        case["models"][0], shape, "float32", layout, 64, 4, 2**22, 32, False, 1, platform, images_per_prompt=2
+        case["models"][0], shape, "float32", layout, 64, 4, CACHE_BYTES, 32, False, 1, platform, images_per_prompt=2
     )
     shard = vllm_shard(shape, layout, world.rank)
     engine.sleep()
@@ -53,6 +54,7 @@ def _case(case: dict, world, platform) -> dict:
         engine.weights.end()
         engine.wake_cache()
         found["awake"] = _plain_bytes(engine)
+        found["cache"] = _cache_bytes(engine)
         replica = layout.replica(world.rank)
         found["refreshes"].append([_generate(engine, counts[replica], shape) for counts in case["counts"]])
         found["looked"].append(engine.features.computed if engine.features is not None else 0)
@@ -65,6 +67,13 @@ def _case(case: dict, world, platform) -> dict:
 
 def _plain_bytes(engine) -> int:
     return sum(engine.weights.plain(name).untyped_storage().nbytes() for name in engine.weights)
+
+
+def _cache_bytes(engine) -> int:
+    from spmd_rl.rollout.packed_weights import _tensors
+
+    storages = (tensor.untyped_storage() for tensor in _tensors(engine._runner.kv_caches))
+    return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
 
 
 def _write(engine, shard, shape, model: str) -> list[str]:

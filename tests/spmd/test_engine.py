@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from spmd.covering import covering
-from spmd.engine_ranks import TEMPERATURE
+from spmd.engine_ranks import CACHE_BYTES, TEMPERATURE
 from spmd.ranks import run_ranks
 from spmd.samples import image_prompts
 from spmd_rl.models.model_shape import read_model_shape
@@ -177,3 +177,9 @@ def test_asleep_no_weight_takes_memory_and_awake_only_what_is_read_as_it_is(case
         for found in ranks:
             assert found["asleep"] == 0
             assert found["awake"] > 0
+
+
+def test_the_cache_takes_what_it_was_given_and_no_more(cases):
+    for ranks in cases.values():
+        for found in ranks:
+            assert 0 < found["cache"] <= CACHE_BYTES
