@@ -94,16 +94,17 @@ def main() -> int:
     platform.set_environment()
     apply_all(megatron_core.PATCHES, platform.patches)
     from spmd_rl.distributed import world as worlds
+    from spmd_rl.distributed.gather import gather
     from tiny_models import make_tiny
 
     world = worlds.start(platform, 600)
     dtype = "float32" if platform.device_type == "cpu" else "bfloat16"
     with tempfile.TemporaryDirectory() as place:
-        where = [str(Path(place) / "model")]
+        model = gather(str(Path(place) / "model"))[0]
         if world.rank == 0:
-            make_tiny(where[0], "qwen2", **SIZES[options.size])
-        dist.broadcast_object_list(where)
-        trainer = trainer_of(where[0], platform, world, dtype)
+            make_tiny(model, "qwen2", **SIZES[options.size])
+        dist.barrier()
+        trainer = trainer_of(model, platform, world, dtype)
         for count in options.micro_batches:
             said = measure(platform, trainer, count, options)
             if world.rank == 0:

@@ -62,7 +62,7 @@ _CHANGES = {
     ),
     "tests/training/test_packing.py": (
         ("training/packing.py", "before[0] = start + len(prompt) - 1", "before[0] = start + len(prompt)"),
-        ("training/packing.py", "lay(response[:-1], after)", "lay(response[:-1], 0)"),
+        ("training/packing.py", "lay(response[:-1], after, sample)", "lay(response[:-1], 0, sample)"),
         ("training/packing.py", "(predicting < end)", "(predicting <= end)"),
     ),
 }
