@@ -4,11 +4,7 @@ from spmd_rl.patches.patch import Patch
 from spmd_rl.patches.unread import allocate_unfilled, count_no_ranks, fill_buffers_alone
 from spmd_rl.patches.vllm_groups import gather_unequal, own_shared_memory, rank_within_group, scatter_unequal_sums
 from spmd_rl.patches.vllm_images import processor_of_sizes, size_images_with_pillow
-from spmd_rl.patches.vllm_packing import (
-    apply_packed_local_experts,
-    pack_experts_on_demand,
-    pack_linear_on_demand,
-)
+from spmd_rl.patches.vllm_packing import apply_packed_local_experts, pack_experts_on_demand, pack_linear_on_demand
 
 _VERSIONS = ">=0.32,<0.33"
 _SOURCE = "https://github.com/vllm-project/vllm/blob/v0.32.0/vllm"
@@ -54,8 +50,8 @@ PATCHES = (
         versions=_VERSIONS,
         target="vllm.v1.worker.utils:allocate_kv_cache",
         platforms=("cpu",),
-        reason="the whole cache is filled with zeros at the start of an engine, which gives it back at once and has it "
-        "later as it is allocated",
+        reason="the whole cache is filled with zeros at the start of an engine, which gives it back at once and fills it "
+        "when it is woken",
         upstream=f"{_SOURCE}/v1/worker/utils.py#L596",
         until="a cache can be allocated without being filled",
         make=allocate_unfilled,
