@@ -1,8 +1,10 @@
 """Do the tests notice? In twenty places of the formulas, the planner, the plan of a refresh and the packing, change a
-sign, a bound or an index in a copy of the source, and run the tests that keep its law.
+sign, a bound or an index in a copy of the source, and run the tests that keep its law. In as many more, take out what
+NPUs and GPUs need (the table of docs/accelerators.md has the same order).
 
     python tools/mutations.py            all of them; the exit status is 1 when more than one goes unnoticed
     python tools/mutations.py 3 17       some
+    python tools/mutations.py --devices  those of NPUs and GPUs
     python tools/mutations.py --quick    by the quick set alone
 """
 
@@ -66,9 +68,106 @@ _CHANGES = {
         ("training/packing.py", "(predicting < end)", "(predicting <= end)"),
     ),
 }
-MUTATIONS = [
+_FORMULAS = [
     Mutation(f"spmd_rl/{file}", old, new, tests) for tests, changes in _CHANGES.items() for file, old, new in changes
 ]
+_DEVICE_MEMORY = (
+    "tests/worker/test_device_memory.py::"
+    "test_every_phases_peak_is_what_plan_prints_and_a_device_of_just_that_size_will_do"
+)
+_EXPERTS = (
+    "tests/rollout/test_engine_weights.py::test_experts_are_written_where_they_are_and_what_sleep_loses_comes_back"
+)
+_DEVICES = [
+    Mutation(
+        "spmd_rl/patches/megatron_core.py",
+        '(("cpu", "torch."), ("npu", "torch.npu."))',
+        '(("cpu", "torch."),)',
+        "tests/patches/test_patches.py::test_megatrons_optimizers_see_the_types_that_they_compare_with",
+    ),
+    Mutation(
+        "spmd_rl/worker/train_worker.py",
+        "            learner.offload()\n        platform.give",
+        "            pass\n        platform.give",
+        _DEVICE_MEMORY,
+    ),
+    Mutation(
+        "spmd_rl/rollout/options.py",
+        "min(_SHARE, _OF_FREE * free / total)",
+        "_SHARE",
+        "tests/rollout/test_options.py::test_vllm_finds_as_much_free_as_it_was_told",
+    ),
+    Mutation(
+        "spmd_rl/patches/vllm.py",
+        '("vllm", ">=0.23,<0.24", "npu")',
+        '("vllm", ">=0.18,<0.24", "npu")',
+        "tests/patches/test_patches.py::test_an_engine_that_does_not_heed_the_size_of_its_cache_is_refused",
+    ),
+    Mutation(
+        "spmd_rl/worker/device_switch.py",
+        "        self.platform.give_back_memory()\n        self.engine.wake",
+        "        self.engine.wake",
+        _DEVICE_MEMORY,
+    ),
+    Mutation(
+        "spmd_rl/training/learner.py",
+        "        self.gradients.release()\n        self.optimizer.offload()",
+        "        self.gradients.release()",
+        _DEVICE_MEMORY,
+    ),
+    Mutation(
+        "spmd_rl/patches/vllm.py",
+        '("vllm", ">=0.23,<0.24", "npu"),',
+        "",
+        "tests/patches/test_patches.py::test_a_second_group_of_engines_counts_its_ranks_from_its_own_first",
+    ),
+    Mutation(
+        "spmd_rl/platforms/npu.py",
+        "    _custom_operators()\n",
+        "",
+        "tests/platforms/test_npu.py::test_a_die_is_touched_before_torch_cuda_means_it_and_after_its_operators_are_known",
+    ),
+    *(
+        Mutation("launch/env.npu.sh", old, new, "tests/launch/test_env_npu.py")
+        for old, new in (
+            ("${ATB_HOME_PATH:-}", "${ASCEND_HOME_PATH:-}"),
+            ("    set +eu +o pipefail\n", ""),
+        )
+    ),
+    *(
+        Mutation("spmd_rl/rollout/engine_weights.py", old, new, tests)
+        for old, new, tests in (
+            ("self.weights.replaced(before)", "pass", _EXPERTS),
+            ("self._parameters[name].data.transpose(1, 2)", "self._parameters[name].data", _EXPERTS),
+            ("tensor.copy_(values)", "pass", _EXPERTS),
+            (
+                "plain_tensors(self.weights.model, _dispatchers())",
+                "plain_tensors(self.weights.model)",
+                "tests/rollout/test_engine_weights.py::test_what_vllm_ascend_keeps_beside_the_model_comes_back_too",
+            ),
+        )
+    ),
+    Mutation(
+        "spmd_rl/platforms/npu.py",
+        "max(_LEAST_BUFFER_MIB, -(-2 * (dispatched + combined) // 2**20))",
+        "_LEAST_BUFFER_MIB",
+        "tests/platforms/test_npu.py::test_hccls_buffers_hold_what_the_experts_kernels_send",
+    ),
+    Mutation(
+        "spmd_rl/platforms/cuda.py",
+        ', "moe_backend": "triton"',
+        "",
+        "tests/platforms/test_engine_options.py::"
+        "test_experts_on_gpus_run_on_kernels_that_leave_weights_as_a_refresh_writes_them",
+    ),
+    Mutation(
+        "spmd_rl/training/offload.py",
+        "block_sizes(sum(map(len, self._whole)))",
+        "map(len, self._whole)",
+        "tests/training/test_offload.py::test_hundreds_of_tensors_wait_in_a_few_blocks_and_come_back",
+    ),
+]
+MUTATIONS = [*_FORMULAS, *_DEVICES]
 
 
 def noticed(mutation: Mutation, quick: bool) -> str:
@@ -103,8 +202,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("numbers", nargs="*", type=int, help=f"0 to {len(MUTATIONS) - 1}; default: all")
     parser.add_argument("--quick", action="store_true", help="by the quick set alone")
+    parser.add_argument("--devices", action="store_true", help="those of NPUs and GPUs")
     options = parser.parse_args()
-    numbers = options.numbers or range(len(MUTATIONS))
+    numbers = options.numbers or range(len(_FORMULAS) if options.devices else 0, len(MUTATIONS))
     slipped = 0
     for number in numbers:
         mutation = MUTATIONS[number]

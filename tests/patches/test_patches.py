@@ -164,6 +164,14 @@ def test_a_second_group_of_engines_counts_its_ranks_from_its_own_first(monkeypat
     assert asked == ["5"] and os.environ["RANK"] == "13"
 
 
+def test_an_engine_that_does_not_heed_the_size_of_its_cache_is_refused(monkeypatch):
+    # vllm-ascend 0.18 never reads kv_cache_memory_bytes: its cache would take what is left of the device.
+    monkeypatch.setattr("importlib.metadata.version", lambda package: "0.18.0")
+    [patch] = [one for one in vllm.PATCHES if one.make is vllm.rank_within_group and one.meets("npu")]
+    [problem] = unmet_versions([patch])
+    assert "vllm 0.18.0" in problem and patch.versions in problem
+
+
 def test_an_engines_weights_are_not_filled_before_the_first_refresh_but_its_buffers_are():
     import torch
 

@@ -1,5 +1,6 @@
 """Laws of writing through: a parameter takes memory from the moment it is looked up until it is packed."""
 
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -238,6 +239,24 @@ def test_experts_are_written_where_they_are_and_what_sleep_loses_comes_back(mode
             wanted = (torch.arange(e * rows * columns) + value).view(e, rows, columns)
             assert torch.equal(runs, wanted.transpose(1, 2) if transposes else wanted)
         assert model.experts.map.tolist() == [1, 0] and model.dispatcher.splits["experts"].tolist() == [3, 1]
+
+
+def test_what_vllm_ascend_keeps_beside_the_model_comes_back_too(model, monkeypatch):
+    model.experts.map, beside = torch.tensor([1, 0]), Dispatcher()
+    model.dispatcher = Dispatcher()
+    method = SimpleNamespace(token_dispatcher=beside)
+    kept = SimpleNamespace(_MoECommMethods={"alltoall": method})
+    parts = "vllm_ascend.ops.fused_moe.moe_comm_method".split(".")
+    for count in range(1, len(parts)):
+        monkeypatch.setitem(sys.modules, ".".join(parts[:count]), SimpleNamespace(__path__=[]))
+    monkeypatch.setitem(sys.modules, ".".join(parts), kept)
+    runner = SimpleNamespace(get_model=lambda: model, model_config=SimpleNamespace(dtype=torch.float32))
+    sleeping = SleepMode(Sleeper(model, False), runner)
+    for _ in range(2):
+        sleeping.sleep()
+        beside.splits["experts"].zero_()
+        sleeping.wake_weights()
+        assert beside.splits["experts"].tolist() == [3, 1]
 
 
 def test_what_waits_for_sleep_is_neither_cache_nor_parameter_nor_buffer(model):

@@ -1,7 +1,7 @@
 """The program as it runs on NPUs, through vendor packages that stand for the real ones on a CPU (tests/fake_npu).
 
 The record of NPUs claims the device, patches Megatron-Core and vLLM, trains, hands the device over, and refreshes an
-engine whose experts lie transposed and whose sleep loses tensors; loss and gradient are what a CPU computes.
+engine whose sleep loses tensors and whose experts lie transposed; loss and gradient are what a CPU computes.
 """
 
 import pytest
@@ -19,15 +19,19 @@ TRAINED = [
     (2, "qwen2-tied", {"pipeline": 2}),
     (2, "qwen3_moe", {"expert": 2}),
     (2, "deepseek_v3", {"tensor": 2, "expert": 2}),
+    (4, "qwen2-tied", {"tensor": 2, "pipeline": 2}),
+    (4, "qwen3_moe", {"tensor": 2, "expert": 2}),
+    (4, "deepseek_v3", {"pipeline": 2, "expert": 2}),
 ]
 # Family -> training's tensor, context and pipeline and rollout's tensor on two ranks, and more settings.
 WHOLE = {
+    "qwen2-tied": ((1, 1, 2, 2), {}),
     "qwen3_moe": ((1, 1, 1, 2), {"parallel.expert": 2, "rollout.expert_parallel": True}),
     "deepseek_v3": ((2, 1, 1, 1), {"parallel.expert": 2, "rollout.data": 2, "rollout.expert_parallel": True}),
 }
 
 
-@pytest.mark.parametrize("ranks", [2])
+@pytest.mark.parametrize("ranks", [2, 4])
 def test_an_npus_loss_and_gradient_are_those_of_a_cpu(tiny_models, ranks):
     wanted = [(family, layout) for n, family, layout in TRAINED if n == ranks]
     cases = [
@@ -45,7 +49,7 @@ def test_an_npus_loss_and_gradient_are_those_of_a_cpu(tiny_models, ranks):
 
 
 @pytest.mark.parametrize("family", WHOLE)
-def test_two_steps_of_experts_that_lie_transposed_are_refreshed_proved_and_agreed_upon(tiny_models, tmp_path, family):
+def test_two_steps_of_an_npus_engine_are_refreshed_proved_and_agreed_upon(tiny_models, tmp_path, family):
     layout, more = WHOLE[family]
     # A refresh that is not proved ends the ranks.
     [reports] = run(2, [case(tiny_models[family], *layout, tmp_path / "hf", **more)], SERVER)
