@@ -83,7 +83,7 @@ def lost_work(run_dir: Path, step: int) -> tuple[int, float]:
         return 0, 0.0
     before = [row["time"] for row in done if row["step"] <= step]
     begun = before[-1] if before else later[0]["time"] - later[0].get("timing/all", 0.0)
-    return int(later[-1]["step"]) - step, later[-1]["time"] - begun
+    return int(later[-1]["step"]) - step, max(0.0, later[-1]["time"] - begun)  # a clock may have been set back
 
 
 def set_aside(run_dir: Path) -> Path | None:

@@ -28,7 +28,16 @@ from spmd_rl.runlog.console import (
     summary,
 )
 from spmd_rl.runlog.launches import keep_launch, this_launch
-from spmd_rl.runlog.run_dir import EVALUATIONS, METRICS, RANKS, lost_work, set_aside, set_later_aside, way_on
+from spmd_rl.runlog.run_dir import (
+    EVALUATIONS,
+    METRICS,
+    RANKS,
+    finished_steps,
+    lost_work,
+    set_aside,
+    set_later_aside,
+    way_on,
+)
 from spmd_rl.runlog.sinks import JsonLines, Sink, SwanLab, TensorBoard, WeightsAndBiases, require_wandb_key, row_key
 from spmd_rl.runlog.start_up import StartUp
 
@@ -65,8 +74,9 @@ class RunLog:
         if config.run.wandb == "online":
             require_wandb_key()
         again = resumed is not None or restarts > 0
-        lost_after = resumed if resumed is not None else lost_after
-        lost = lost_work(self.run_dir, lost_after) if again and lost_after is not None else (0, 0.0)
+        after = resumed if resumed is not None else lost_after
+        lost = lost_work(self.run_dir, after) if again and after is not None else (0, 0.0)
+        finished = bool(resumed) and not restarts and resumed == finished_steps(self.run_dir)
         known = () if resumed is None else later_rows(self.run_dir, resumed)
         moved = set_aside(self.run_dir) if resumed is None else set_later_aside(self.run_dir, resumed)
         (self.run_dir / SAMPLES).mkdir(parents=True, exist_ok=True)
@@ -95,7 +105,8 @@ class RunLog:
         self._sinks += self._online
         self._values: dict[str, list[float]] = defaultdict(list)
         # The next row has these too.
-        self._once: dict[str, float] = {}
+        row = {"restart/count": restarts, "restart/lost_steps": lost[0], "restart/lost_seconds": lost[1]}
+        self._once: dict[str, float] = row if again else {}
         self._open_phases: list[_Phase] = []
         self._skipped: dict[str, int] = defaultdict(int)
         """Updates of each model, the last ones in a row, that were not made."""
@@ -118,10 +129,9 @@ class RunLog:
         if moved:
             what = "what an earlier run had left there" if resumed is None else f"what it had done after step {resumed}"
             self.note(f"{what} is in {moved}")
-        if again:
-            self._once = {"restart/count": restarts, "restart/lost_steps": lost[0], "restart/lost_seconds": lost[1]}
-            started = f"torchrun has started the ranks again {restarts} times; " if restarts else ""
-            self.note(f"{started}lost: {lost[0]} steps ({lost[1]:.1f} s), and what was under way")
+        if again and not finished:
+            times = f"torchrun has started the ranks again {restarts} time{'s' * (restarts != 1)}; "
+            self.note(f"{times * (restarts > 0)}lost: {lost[0]} steps ({lost[1]:.1f} s), and what was under way")
 
     @property
     def identity(self) -> dict[str, str]:

@@ -111,6 +111,7 @@ class WeightsAndBiases:
     """A run at Weights & Biases; `identifier` is an earlier one's to go on with, which has the rows `known`."""
 
     def __init__(self, config: Config, run_dir: Path, identifier: str | None, known: Collection[Row] = ()) -> None:
+        os.environ.setdefault("WANDB_DISABLE_WEAVE", "true")  # it would say three lines of another product
         import wandb
 
         sys.argv = hidden(sys.argv)  # W&B keeps the command line

@@ -10,7 +10,7 @@ import time
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from spmd_rl.analysis.curves import as_text, curves, read_rows
 from spmd_rl.analysis.figures import draw_all
 from spmd_rl.config.config import CheckpointConfig, Config, ModelConfig, RunConfig, TrainConfig
+from spmd_rl.config.loading import dump
 from spmd_rl.config.names import ALIASES
 from spmd_rl.config.reward_config import RewardModelConfig
 from spmd_rl.data.digests import digests_of
@@ -26,7 +27,7 @@ from spmd_rl.distributed.status import RankStatus
 from spmd_rl.distributed.terminal_lines import TerminalLines
 from spmd_rl.runlog.checkpoint_store import CheckpointStore
 from spmd_rl.runlog.console import SHOWN, TIMES, PlainConsole, evaluation_line, step_line
-from spmd_rl.runlog.run_dir import way_on
+from spmd_rl.runlog.run_dir import lost_work, way_on
 from spmd_rl.runlog.run_log import RunLog, combine, tokens_per_second
 from spmd_rl.runlog.sinks import grouped, require_wandb_key
 from spmd_rl.runlog.start_up import StartUp
@@ -369,8 +370,10 @@ def test_tensorboard_has_every_name_in_a_group(name, tag):
 def test_wandb_offline_needs_no_network_no_key_and_no_home_and_says_how_to_upload(tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("HOME", "/dev/null/nobody")
-    monkeypatch.setenv("WANDB_DATA_DIR", "")
-    monkeypatch.delenv("WANDB_DATA_DIR")  # and again at the end, if the run has set it
+    monkeypatch.setitem(sys.modules, "openai", ModuleType("openai"))  # as vLLM imports it; W&B advertises for it
+    for name in ("WANDB_DATA_DIR", "WANDB_DISABLE_WEAVE"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)  # and again at the end, if the run has set it
     run = replace(CONFIG.run, wandb="offline", wandb_group="seeds", wandb_tags=("a", "b"), wandb_entity="us")
     with RunLog(replace(CONFIG, run=run), tmp_path / "run", 1) as log:
         log.evaluation(0, {"eval/arithmetic/accuracy": 0.25})
@@ -378,7 +381,8 @@ def test_wandb_offline_needs_no_network_no_key_and_no_home_and_says_how_to_uploa
             log.add("actor/entropy", 1.25)
         log.samples(1, [SAMPLE])
     said = f"to upload it: wandb sync {tmp_path / 'run'}/wandb/offline-run-*"
-    assert said in capsys.readouterr().out
+    told = capsys.readouterr()
+    assert said in told.out and "weave" not in (told.out + told.err).lower()
     rows, run = wandb_rows(tmp_path / "run")
     assert (run.run_group, list(run.tags), run.entity) == ("seeds", ["a", "b"], "us")
     assert [row["step"] for row in rows] == [0, 1, 1] and "samples" in {name.partition("/")[0] for name in rows[2]}
@@ -659,6 +663,25 @@ def test_after_a_continuation_the_next_row_and_the_log_say_what_was_lost(tmp_pat
     assert rows[2]["restart/lost_seconds"] == pytest.approx(times[3] - times[1])
     assert "restart/count" not in rows[1] | rows[3]
     assert "torchrun has started the ranks again 3 times; lost: 2 steps" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("exported", [True, False])
+def test_a_finished_run_that_goes_on_has_lost_nothing_and_one_that_was_cut_short_says_what(tmp_path, capsys, exported):
+    config = replace(CONFIG, train=replace(CONFIG.train, steps=1))
+    with RunLog(config, tmp_path / "run", 1) as log, log.step(1):
+        pass
+    (tmp_path / "run" / "config.yaml").write_text(dump(config))
+    if exported:
+        (tmp_path / "run" / "hf").mkdir()
+    with RunLog(config, tmp_path / "run", 1, resumed=1):
+        pass
+    assert ("lost: 0 steps" in capsys.readouterr().out) == (not exported)
+
+
+def test_where_the_clock_was_set_back_no_seconds_are_lost(tmp_path):
+    rows = [{"step": 1, "time": 1000.0}, {"step": 2, "time": 400.0}]
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    assert lost_work(tmp_path, 1) == (1, 0.0)
 
 
 def test_a_restart_without_any_checkpoint_loses_all_steps(tmp_path):
