@@ -9,9 +9,10 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial, wraps
 from pathlib import Path
+from threading import Timer
 from typing import TYPE_CHECKING, Any
 
 from spmd_rl.config.redact import hidden
@@ -21,6 +22,7 @@ from spmd_rl.runtime.process import INCOMPLETE, USER_ERROR, silence_libraries, u
 from spmd_rl.runtime.startup import configure
 
 if TYPE_CHECKING:
+    from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 CHECKED = {"spmd_rl.grpo": partial(configure, critic=False), "spmd_rl.ppo": partial(configure, critic=True)}
@@ -42,6 +44,8 @@ _PLACES = (
 )
 """Options of torchrun that say where ranks meet."""
 FRAMES = 4
+QUIET_SECONDS = 10.0
+"""So long a node waits for the others' ends before it says so."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -52,12 +56,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         check(words)
     words = meeting(words)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # torchrun would set it, and say so in five lines
+    from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as torchrun
 
     for name in () if os.environ.get("SPMD_RL_VERBOSE") else _ENDS:
         logging.getLogger(f"torch.distributed.elastic.{name}").setLevel(logging.CRITICAL)
+    SimpleElasticAgent._exit_barrier = saying_so(SimpleElasticAgent._exit_barrier)
     try:
         torchrun(words)
     except ChildFailedError as failed:
@@ -98,6 +104,24 @@ def meeting(words: list[str]) -> list[str]:
     named = {word.lstrip("-").partition("=")[0].replace("-", "_") for word in words[:at]}
     told = named.intersection(_PLACES) or any(f"PET_{place.upper()}" in os.environ for place in _PLACES)
     return words if told else ["--standalone", *words]
+
+
+def saying_so(wait: "Callable[[SimpleElasticAgent], None]") -> "Callable[[SimpleElasticAgent], None]":
+    """Let a node say that it waits for the others to end, where that takes long: one that is gone never does."""
+
+    @wraps(wait)
+    def waiting(agent: "SimpleElasticAgent") -> None:
+        limit = f"{agent._exit_barrier_timeout:g} s"
+        said = f"launch: the ranks of this node have ended well; waiting for the other nodes, for up to {limit}"
+        timer = Timer(QUIET_SECONDS, partial(print, said, file=sys.stderr, flush=True))
+        timer.daemon = True
+        timer.start()
+        try:
+            wait(agent)
+        finally:
+            timer.cancel()
+
+    return waiting
 
 
 def _number(options: Sequence[str], name: str) -> int:

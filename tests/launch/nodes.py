@@ -123,4 +123,11 @@ def require_namespaces() -> None:
 
 def ended(processes: list[subprocess.Popen], seconds: float) -> list[str]:
     """Return what each printed, when all have ended: in so many seconds of a machine that does nothing else."""
-    return [process.communicate(timeout=seconds * crowding())[0] for process in processes]
+    said = []
+    for process in processes:
+        try:
+            said.append(process.communicate(timeout=seconds * crowding())[0])
+        except subprocess.TimeoutExpired as late:
+            output = (late.output or b"").decode(errors="replace")
+            raise AssertionError(f"{' '.join(process.args)}\nhas not ended; it said:\n{output[-4000:]}") from None
+    return said

