@@ -74,6 +74,26 @@ def test_text_files_are_utf_8_whatever_the_terminal_speaks():
     assert found == []
 
 
+CLOCK = r"time\.(?:monotonic|perf_counter|process_time|thread_time|time)(?:_ns)?\(\)"
+
+
+def timed(text: str) -> list[str]:
+    """Return the assertions that compare a clock, or the machine's load; waiting until a deadline is none."""
+    measured = re.findall(rf"^ *(\w+) = (?:{CLOCK} - |.* - {CLOCK})", text, re.MULTILINE)
+    time = re.compile("|".join([CLOCK, r"[<>].*\b(?:slowdown|crowding)\b", *(rf"\b{name}\b" for name in measured)]))
+    asserts = re.findall(r"^ *(assert .*)", text, re.MULTILINE)
+    return [line for line in asserts if time.search(re.sub(r"time\.monotonic\(\) < \w+( |,|$)", "", line))]
+
+
+def test_no_test_asserts_a_time():
+    asserted = ["time.monotonic() - started < 3", "late < 5 * slowdown()", "took < 2", "time.time() > x"]
+    lines = ["took = time.process_time() - started", *(f"assert {one}" for one in asserted)]
+    assert len(timed("\n".join([*lines, 'assert time.monotonic() < deadline and done, "in time"']))) == len(asserted)
+    files = (ROOT / "tests").rglob("*.py")
+    found = {path.relative_to(ROOT).as_posix(): timed(path.read_text()) for path in files}
+    assert {file: lines for file, lines in found.items() if lines} == {}
+
+
 @pytest.mark.long
 def test_nothing_is_there_that_nobody_uses():
     vulture = pytest.importorskip("vulture").Vulture()

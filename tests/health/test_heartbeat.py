@@ -37,16 +37,21 @@ def apart(monkeypatch):
     monkeypatch.setattr(status, "_listeners", [])
 
 
-def test_a_beat_has_the_place_its_seconds_and_the_stack():
-    pulse, before = HeartbeatSource(5), time.monotonic()
+def test_a_beat_has_the_place_its_seconds_and_the_stack(monkeypatch):
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    pulse = HeartbeatSource(5)
     set_status(step=2, phase="rollout", verb="generate", doing="request 17")
-    first, second = pulse.beat(), pulse.beat()
+    now = 101.0
+    first = pulse.beat()
+    now = 101.5
+    second = pulse.beat()
     assert (second.rank, second.step, second.phase, second.verb, second.doing) == (
         *(5, 2, "rollout", "generate"),
         "request 17",
     )
     assert second.number == first.number + 1 and second.since == first.since
-    assert 0 <= first.seconds <= second.seconds <= time.monotonic() - before
+    assert (first.seconds, second.seconds) == (1.0, 1.5)
     assert (second.process, second.machine) == (os.getpid(), procfs.machine())
     assert any("test_a_beat_has_the_place" in line for line in second.stack)
     set_status()

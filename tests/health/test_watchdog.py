@@ -11,6 +11,7 @@ import torch.distributed as dist
 from deadlines import slowdown
 from spmd_rl.config.config import HangConfig
 from spmd_rl.health import watchdog
+from spmd_rl.health.hang_detector import DeadlineExceeded
 from spmd_rl.health.heartbeat import HeartbeatSource
 
 
@@ -51,6 +52,17 @@ def test_a_rank_of_another_node_writes_its_own_stacks_and_looks_at_nobody_elses_
     text = (tmp_path / "rank_00001.txt").read_text()
     assert text.startswith("rank 1 (") and "wait_for" in text
     assert not (tmp_path / "rank_00000.txt").exists()
+
+
+def test_ranks_that_do_not_answer_are_waited_for_once_and_for_a_fixed_time(started, tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(watchdog.Watchdog, "_ask", lambda self, *request: asked.append(request) or {})
+    one, _ = started(0)
+    one._detector.observe(time.monotonic(), [HeartbeatSource(0).beat(), HeartbeatSource(1).beat()])
+    found = time.monotonic()
+    one._report(DeadlineExceeded("rank 1 is late", 0.0), found)
+    [(_, ranks, until)] = asked
+    assert (ranks, until) == ({0, 1}, found + watchdog._ANSWER_SECONDS)
 
 
 def test_a_report_that_could_not_be_made_is_made_again(started, tmp_path, monkeypatch, capfd):
