@@ -8,7 +8,7 @@ from pathlib import Path
 from spmd_rl.analysis.axes import COLOURS, WIDTH_INCHES, plain, style
 from spmd_rl.analysis.panels import GIB
 
-_MORE = ("#B0B0B0", "#8C6D31", "#1B2A49", "#6A3D9A", "#B2DF8A", "#FB9A99")
+_MORE = ("#B0B0B0", "#8C6D31", "#1B2A49", "#6A3D9A", "#CAB2D6", "#B2DF8A", "#FB9A99")
 _LEAST_WIDTH = 0.06
 """Of the picture: the shortest phase can be seen."""
 

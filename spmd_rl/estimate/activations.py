@@ -62,8 +62,8 @@ class Activations:
         return self._size * (around + self._attention(inner) + block) + _FLOAT * self._routing(number)
 
     def _gated(self, tokens: float, channels: int) -> float:
-        """Elements of a gated block: gate and up, then what the kernels keep of them."""
-        return tokens * channels * (2 + self.kernels.gate_copies) / self.layout.tensor
+        """Elements of a gated block: gate and up, and what they make together."""
+        return tokens * channels * 3 / self.layout.tensor
 
     def _experts(self) -> float:
         """Elements of a layer of experts, each with its part of the tokens."""
@@ -71,8 +71,8 @@ class Activations:
         assert experts is not None
         # Each rank computes as many rows as it sends: of the tokens that it has, at each of their experts.
         rows = self._rows * experts.per_token
-        # The rows as the experts get them, and the product with the router's weight.
-        routed = rows * (self.shape.hidden + experts.ffn * (3 + self.kernels.gate_copies))
+        # The rows as the experts get them; gate and up, and what they make with the router's weight.
+        routed = rows * (self.shape.hidden + experts.ffn * (3 + self.kernels.weighed_copies))
         return routed + self._gated(self._tokens, experts.shared_ffn)
 
     def _routing(self, number: int) -> float:

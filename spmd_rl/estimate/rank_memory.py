@@ -14,7 +14,7 @@ from spmd_rl.weights.device_memory import RankBytes
 
 PARTS = (
     *("libraries", "weights", "gradients", "optimizer", "reference", "reward model", "critic", "engine", "cache"),
-    *("buckets", "engine's work", "activations", "logits"),
+    *("buckets", "files", "engine's work", "activations", "logits"),
 )
 """In the order in which they are stacked, from what stays to what comes and goes."""
 _FLOAT, _DEFAULT_BATCHED = 4, 2048
@@ -60,7 +60,7 @@ def parts_by_phase(run: Run, held: RankBytes, stage: int) -> dict[str, Parts]:
     learning, scoring = run.passes(stage)
     found: dict[str, Parts] = {}
     for phase, models in held.parts().items():
-        parts = _with_what_stays(held, phase, models) if run.kernels.stays else dict(models)
+        parts = _with_what_stays(held, phase, run.kernels) if run.kernels.stays else dict(models)
         if phase in _LEARNING:
             parts = _learning(parts, learning, run.kernels)
         elif phase in _SCORING:
@@ -86,7 +86,7 @@ def _learning(parts: Parts, passes: Passes, kernels: Kernels) -> Parts:
     return max(parts, inside, key=_total)
 
 
-def _with_what_stays(held: RankBytes, phase: str, models: Parts) -> Parts:
+def _with_what_stays(held: RankBytes, phase: str, kernels: Kernels) -> Parts:
     """Return a phase's models on a machine of one memory, where nothing goes elsewhere; from the second step on."""
     policy, critic = held.learners["policy"], held.learners.get("critic")
     there = {
@@ -98,8 +98,9 @@ def _with_what_stays(held: RankBytes, phase: str, models: Parts) -> Parts:
     }
     gradients, engine = {"gradients": policy.gradients}, {"engine": held.engine, "cache": held.cache}
     if phase == Phase.START:
-        built = there | {"optimizer": policy.masters} | engine
-        return max(models, built, key=_total)
+        # The engine is made behind the models, and has no memory for weights and cache before the first refresh.
+        there |= {"optimizer": policy.masters, "critic": critic.weights + critic.masters if critic else 0}
+        return there | {"files": max(0, held.files - kernels.engine)}
     if phase == Phase.ROLLOUT:
         return there | engine
     if phase == Phase.TO_ROLLOUT:

@@ -82,9 +82,7 @@ def gate_at_once(original: Callable[..., torch.Tensor]) -> Callable[..., torch.T
         assert bias is None and not any(options), (
             "no family has biases here, and nothing is kept in float8 or offloaded"
         )
-        swiglu = current().swiglu
-        assert swiglu is not None
-        return swiglu(x)
+        return current().swiglu(x)
 
     return gate
 
@@ -119,8 +117,8 @@ PATCHES = (
         package="megatron-core",
         versions=MEGATRON_CORE,
         target="megatron.core.transformer.mlp:bias_swiglu_impl",
-        platforms=("npu",),
-        reason="the gate of a dense layer is several elementwise passes there, of which each leaves its result in memory",
+        platforms=EVERYWHERE,
+        reason="the gate of a dense layer is several elementwise passes, of which each leaves its result in memory",
         upstream=f"{_SOURCE}/transformer/mlp.py#L204",
         until="Megatron-Core takes a fused gate from the platform",
         make=gate_at_once,

@@ -111,7 +111,9 @@ CPU = Platform(
     link_probe_bytes=4 << 20,
     socket_variables=("GLOO_SOCKET_IFNAME",),
     # The first step loads LLVM, the compiled sums and vLLM's kernels.
-    kernels=Kernels(norm_copies=2, one_call=False, heap=1.4, stays=True, libraries=170 << 20, share=1.0),
+    kernels=Kernels(
+        norm_copies=2, one_call=False, heap=1.4, stays=True, libraries=170 << 20, engine=68 << 20, share=1.0
+    ),
     fused_adamw=True,
     offloads=False,
     repeats_exactly=True,

@@ -10,8 +10,9 @@ class Kernels:
     norm_copies: int = 1
     """Of a norm's input: a fused one keeps its output alone (the input is another's), torch's own the normed rows too.
     """
-    gate_copies: int = 3
-    """Of a feed-forward block's channels: silu, the linear half and their product; fused: the product."""
+    weighed_copies: int = 0
+    """Of the channels of experts: the gate that the router's weight multiplies, where its gradient is not made from the
+    gate's input."""
     one_call: bool = True
     """Attention is one call for all sequences, and shared prompts are gathered keys; else the samples that share a
     prompt are a padded batch."""
@@ -23,5 +24,7 @@ class Kernels:
     libraries: int = 3 << 30
     """Bytes of a device that its context, compiled kernels and the collectives' buffers take; of a host's memory, what
     a process loads once it has started."""
+    engine: int = 0
+    """Of a host's memory, what an engine takes beside weights and cache. Models are built and read before it is."""
     share: float = 0.97
     """Part of a device's memory that can be counted on: what is left is lost to fragments."""

@@ -318,7 +318,7 @@ NPU = Platform(
     reset_peak_memory=lazily("torch:npu.reset_peak_memory_stats"),
     give_back_memory=lazily("torch:npu.empty_cache"),
     # CANN takes 1 GiB, HCCL two buffers (HCCL_BUFFSIZE) for each of about ten groups, kernels' workspace 0.5.
-    kernels=Kernels(libraries=4 << 30),
+    kernels=Kernels(weighed_copies=1, libraries=4 << 30),
     bucket_bytes=256 << 20,
     link_probe_bytes=64 << 20,
     socket_variables=("GLOO_SOCKET_IFNAME", "HCCL_SOCKET_IFNAME"),

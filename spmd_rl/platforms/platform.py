@@ -52,15 +52,6 @@ def torch_add_product(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> 
     total.addmm_(a.float(), b.float())
 
 
-def torch_weighted_swiglu(x: torch.Tensor, probs: torch.Tensor) -> torch.Tensor:
-    """x [T, 2I], gate before up; probs [T] -> silu(gate) * up * probs [T, I], in the dtype of x."""
-    import torch.nn.functional as F
-
-    gate, up = x.chunk(2, dim=-1)
-    inner = F.silu(gate) * up
-    return (inner * probs[:, None]).to(inner.dtype)
-
-
 class Profile(Protocol):
     """Stand for a profiler, torch's or one like it."""
 
@@ -173,9 +164,11 @@ class Platform:
     """(total [M, N] float32, a [M, K] float32, b [K, N] in the model's dtype): total += a @ b, summed in float32."""
     fused_adamw: bool = False
     """torch's AdamW has one kernel here, that reads parameter, gradient and moments once."""
-    swiglu: Callable[[torch.Tensor], torch.Tensor] | None = None
-    """(x [..., 2I], gate before up) -> silu(gate) * up [..., I], of a dense layer; None: Megatron-Core's own steps."""
-    weighted_swiglu: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = torch_weighted_swiglu
+    swiglu: Callable[[torch.Tensor], torch.Tensor] = lazily("spmd_rl.platforms.swiglu:swiglu")
+    """(x [..., 2I], gate before up) -> silu(gate) * up [..., I], of a dense layer."""
+    weighted_swiglu: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = lazily(
+        "spmd_rl.platforms.swiglu:weighted_swiglu"
+    )
     """(x [T, 2I], gate before up; probs [T]) -> silu(gate) * up * probs [T, I]."""
     offloads: bool = True
     """Tensors can leave the device for (pinned) host memory; on a CPU they are there anyway."""

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from spmd_rl.config.config import TrainConfig
 from spmd_rl.data.answers import Learned, largest
 from spmd_rl.distributed.status import doing
+from spmd_rl.platforms import current
 from spmd_rl.training.expert_balance import ExpertBalance
 from spmd_rl.training.experts import load_imbalance
 from spmd_rl.training.forward import run_passes
@@ -63,6 +64,7 @@ class Learner:
         self.wrapped = wrap_for_gradients(model.module)
         self.gradients = Releasable(gradient_buffers(self.wrapped))
         self.gradients.release()  # the optimizer copies the weights, and needs their room
+        current().give_back_memory()  # where the weights lay until now
         model.load()  # into Megatron's buffer, where the weights lie from now on
         self.optimizer = Optimizer(self.wrapped, settings, model.dtype)
         balance = settings.moe_aux_loss_coefficient if isinstance(settings, TrainConfig) else 0.0

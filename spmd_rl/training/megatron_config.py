@@ -10,7 +10,6 @@ from spmd_rl.config.config import TrainConfig
 from spmd_rl.distributed.layout import TrainLayout
 from spmd_rl.models.blocks import Experts, LatentAttention
 from spmd_rl.models.model_shape import ModelShape
-from spmd_rl.platforms import current
 
 
 def transformer_config(
@@ -60,7 +59,7 @@ def transformer_config(
         **_recomputed(train),
         gradient_accumulation_fusion=False,
         masked_softmax_fusion=False,
-        bias_activation_fusion=current().swiglu is not None,
+        bias_activation_fusion=True,
         bias_dropout_fusion=False,
         apply_rope_fusion=False,
         persist_layer_norm=False,

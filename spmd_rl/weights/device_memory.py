@@ -23,6 +23,8 @@ _GRADIENT, _MASTER, _MOMENTS = 4, 4, 8
 STATE_BYTES = _MASTER + _MOMENTS
 PART_BYTES = 2 << 30
 """Of an optimizer's state that waits on the host, about so much is on the device at once; of one parameter, all."""
+MAPPED_BYTES = 64 << 20
+"""Of a file of weights, about so much is in a host's memory at once while it is read; of one tensor, all."""
 _VISION, _PROJECTOR = "visual.", "visual.merger."
 
 
@@ -63,6 +65,8 @@ class RankBytes:
     cache: int = 0
     buckets: int = 0
     """Messages of a refresh that are held at once."""
+    files: int = 0
+    """Of the policy's files, the most that is in the host's memory while they are read."""
 
     def phases(self) -> dict[str, int]:
         """Return the bytes on the device at the peak of each phase, in the order of a step."""
@@ -123,7 +127,8 @@ def rank_bytes(
 ) -> RankBytes:
     """Return what a rank's models take. A rollout.cache_gib of None is 0 here, and so is a model that can't be read."""
     size = BYTES[config.model.dtype]
-    policy = learner_bytes(megatron_shard(shape, train, rank).params, train, config)
+    shard = megatron_shard(shape, train, rank)
+    policy = learner_bytes(shard.params, train, config)
     learners = {"policy": policy}
     if config.algorithm.uses_critic and (critic := _shape(lambda: read_critic(config).shape, train)):
         learners["critic"] = learner_bytes(
@@ -141,6 +146,7 @@ def rank_bytes(
         vllm_shard(shape, rollout, rank).elements * size,
         int((config.rollout.cache_gib or 0) * 2**30),
         buckets,
+        max(min(policy.weights, MAPPED_BYTES), size * max(math.prod(piece.shape) for piece in shard.pieces)),
     )
 
 

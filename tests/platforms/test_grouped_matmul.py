@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.checkpoint import checkpoint
 
 from fake_npu.operators import npu_grouped_matmul, npu_swiglu
 from spmd_rl.patches import megatron_passes
@@ -87,12 +88,13 @@ def test_the_gate_of_experts_is_weighed(torch_npu, platform, tokens):
 
 @pytest.mark.parametrize("tokens", [0, 5])
 @pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
-def test_the_gate_of_a_dense_layer_is_one_kernel_on_npus(torch_npu, monkeypatch, tokens, dtype, most):
-    monkeypatch.setattr(megatron_passes, "current", lambda: NPU)
+@pytest.mark.parametrize("platform", [CPU, NPU], ids=lambda platform: platform.name)
+def test_the_gate_of_a_dense_layer_is_the_platforms(torch_npu, monkeypatch, platform, tokens, dtype, most):
+    monkeypatch.setattr(megatron_passes, "current", lambda: platform)
     [patch] = [one for one in megatron_passes.PATCHES if one.attribute == "bias_swiglu_impl"]
-    assert patch.meets("npu") and not patch.meets("cpu") and CPU.swiglu is None
+    assert all(map(patch.meets, ("cpu", "cuda", "npu"))) and CUDA.swiglu is CPU.swiglu
     whole = torch.randn(tokens, 1, 30, dtype=dtype)
-    x = whole[..., :24].requires_grad_()  # not contiguous, which the kernel does not take
+    x = whole[..., :24].requires_grad_()  # not contiguous, which the NPU's kernel does not take
     plain = x.detach().float().requires_grad_()
     gate, up = plain.chunk(2, -1)
     wanted = torch.nn.functional.silu(gate) * up
@@ -103,6 +105,53 @@ def test_the_gate_of_a_dense_layer_is_one_kernel_on_npus(torch_npu, monkeypatch,
     (theirs,) = torch.autograd.grad(wanted, plain, toward)
     for one, other in ((found, wanted), (mine, theirs)):
         torch.testing.assert_close(one.float(), other, atol=most, rtol=most)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16])
+def test_a_gate_that_computes_again_has_the_bits_of_autograd(dtype, weights):
+    x = torch.randn(7, 24, dtype=dtype, requires_grad=True)
+    probs = torch.rand(7, dtype=weights, requires_grad=True)
+    gate, up = x.chunk(2, -1)
+    inner = torch.nn.functional.silu(gate) * (up + 0.0)  # as Megatron-Core has it
+    weighed = (inner * probs[:, None]).to(dtype)
+    toward = torch.randn(7, 12, dtype=dtype)
+    for mine, theirs, inputs in (
+        (CPU.swiglu(x), inner, [x]),
+        (CPU.weighted_swiglu(x, probs), weighed, [x, probs]),
+    ):
+        both = [(one, *torch.autograd.grad(one, inputs, toward, retain_graph=True)) for one in (mine, theirs)]
+        for one, other in zip(*both, strict=True):
+            assert torch.equal(one, other) and one.dtype == other.dtype
+
+
+@pytest.mark.parametrize("platform", [CPU, CUDA, NPU], ids=lambda platform: platform.name)
+def test_plan_counts_what_a_gate_keeps(monkeypatch, platform):
+    # The vendor's kernel has its gradient from its input: npu_swiglu_backward(grad, x, dim).
+    kernel = SimpleNamespace(npu_swiglu=lambda x, dim: checkpoint(npu_swiglu, x, use_reentrant=True))
+    monkeypatch.setitem(sys.modules, "torch_npu", kernel)
+    tokens, channels = 5, 12
+    weight = torch.randn(channels, channels, requires_grad=True)
+
+    def kept(gate, *inputs):
+        """Elements that are held for the backward pass of a gate and the product behind it, but for the weight."""
+        found = {}
+
+        def pack(tensor):
+            found[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes() // tensor.itemsize
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            inputs = [one * 1.0 for one in inputs]  # made by another operation, as fc1's output is
+            out = gate(*inputs) @ weight
+        assert out.requires_grad
+        return sum(found.values()) - weight.numel()
+
+    x = torch.randn(tokens, 2 * channels, requires_grad=True)
+    assert kept(platform.swiglu, x) == tokens * channels * 3
+    probs = torch.rand(tokens, requires_grad=True)
+    weighed = 3 + platform.kernels.weighed_copies
+    assert kept(platform.weighted_swiglu, x, probs) == tokens * channels * weighed + tokens
 
 
 def test_the_host_is_asked_for_counts_once():

@@ -14,6 +14,7 @@ from spmd_rl.errors import ConfigError, Problem
 from spmd_rl.models import FAMILIES, usual_name
 from spmd_rl.models.quantized import block_size
 from spmd_rl.models.weight_rows import Sizes
+from spmd_rl.weights.device_memory import MAPPED_BYTES
 from spmd_rl.weights.families import hf_tensors
 from spmd_rl.weights.files.fp8_blocks import FP8, SCALE, blocks_of, dequantized
 from spmd_rl.weights.files.weight_source import fill_shard, some
@@ -78,7 +79,7 @@ class HfSource:
         path: str | Path,
         shape: Sizes,
         zeros: Collection[str] = (),
-        remap_bytes: int = 64 << 20,
+        remap_bytes: int = MAPPED_BYTES,
         knob: str = "model.path",
     ):
         self.path = Path(path)
