@@ -1,5 +1,7 @@
 """Test what README and docs tell a reader to type: files and modules that are there, settings, tools that answer."""
 
+import json
+import os
 import re
 import shlex
 import subprocess
@@ -20,6 +22,12 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 PROGRAM = re.compile(r"\bspmd_rl[. ](grpo|ppo|evaluate|chat|plan)\b(.*)")
 OWN_FILES = re.compile(r"\.\.\.|\bFILE\b|\bmine\.yaml\b|\[--|--help")
 """Of a reader's: commands about them say how it is done, and can't be tried."""
+
+ALONE = re.compile(
+    r"python (tools/(plot_run|find_insights|bench_plan)\.py|-m spmd_rl\.rewards\.audit|-m tools\.bringup\.integers)\b"
+    r"|.* --help$"
+)
+"""Start no ranks, and need nothing but the source and a run that has ended."""
 
 
 def commands() -> list[tuple[str, str]]:
@@ -124,3 +132,51 @@ def test_every_tool_says_how_it_is_used(tool):
         [sys.executable, ROOT / "tools" / tool, "--help"], capture_output=True, text=True, cwd=ROOT, check=False
     )
     assert done.returncode == 0 and "usage" in done.stdout, done.stderr[-2000:]
+
+
+def alone() -> list[str]:
+    """Return the commands that are carried out as they are written, one of those that differ only in the run's name."""
+    found = {re.sub(r"runs/[\w-]+", "runs/_", command): command for _, command in commands() if ALONE.match(command)}
+    return list(found.values())
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """Make a directory with this source and each run that the pages name."""
+    root = tmp_path_factory.mktemp("reader")
+    for name in ("configs", "launch", "spmd_rl", "tools"):
+        (root / name).symlink_to(ROOT / name)
+    for run in {run for command in alone() for run in re.findall(r"runs/[\w-]+", command)}:
+        (root / run / "samples").mkdir(parents=True)
+        settings = {"model": {"path": "model"}, "reward": {"rules": {"acc": 1.0}}}
+        (root / run / "config.yaml").write_text(json.dumps(settings))
+        rows = [{"step": n, "grpo/rewards/mean": n / 4, "timing/all": 2.0, "timing/update": 1.0} for n in (1, 2)]
+        (root / run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        sample = {
+            "step": 1,
+            "id": 0,
+            "prompt": "2+3?",
+            "response": "5",
+            "reward": 1.0,
+            "cause": "correct",
+            "answer": "5",
+        }
+        (root / run / "samples" / "step_000001.jsonl").write_text(json.dumps(sample) + "\n")
+    return root
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", alone())
+def test_what_needs_no_ranks_is_carried_out_as_it_is_written(place, command):
+    python = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    done = subprocess.run(
+        ["bash", "-c", command],
+        cwd=place,
+        env=os.environ | {"PATH": python},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    said = done.stdout + done.stderr
+    # An audit whose grades differ from those of the run ends with 1.
+    assert done.returncode <= ("audit" in command) and "Traceback" not in said and done.stdout, said[-3000:]

@@ -24,7 +24,15 @@ T = TypeVar("T")
 
 def shape(family: str, **sizes: object) -> SimpleNamespace:
     """Return what the tables of weights read of a model."""
-    fields = {"tied": False, "qkv_bias": False, "qk_norm": False, "experts": None, "mla": None, "head": "lm"}
+    fields = {
+        "tied": False,
+        "qkv_bias": False,
+        "qk_norm": False,
+        "experts": None,
+        "mla": None,
+        "vision": None,
+        "head": "lm",
+    }
     return SimpleNamespace(family=family, **{**fields, "labels": 0, **sizes})
 
 
