@@ -33,6 +33,15 @@ def test_checks_pass_on_a_cpu_and_stand_in_one_report(tmp_path):
     assert "FAIL" not in said
 
 
+@pytest.mark.slow
+@pytest.mark.spmd
+@pytest.mark.parametrize("name", ["seeds", "runs", "repeat"])
+def test_checks_that_start_engines_pass_on_a_cpu_too(tmp_path, name):
+    command = [sys.executable, "-m", "tools.bringup", "--only", name, "--report", str(tmp_path / "report.txt")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and f"== {name}: pass" in done.stdout, (tmp_path / "report.txt").read_text()
+
+
 @pytest.mark.long
 def test_what_this_machine_does_not_have_is_said_and_no_failure(tmp_path):
     report, asked = tmp_path / "report.txt", ("sleep", "graphs", "queue")
