@@ -4,6 +4,7 @@ Takes torchrun's own arguments. The settings are checked before any rank starts,
 that failed first, and in place of torchrun's report its error is said in a few lines.
 """
 
+import gc
 import logging
 import os
 import re
@@ -56,11 +57,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         check(words)
     words = meeting(words)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # torchrun would set it, and say so in five lines
+    gc.disable()  # what imports make stays: looking for garbage among it takes a tenth of their time
     from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as torchrun
 
+    gc.freeze()
+    gc.enable()
     for name in () if os.environ.get("SPMD_RL_VERBOSE") else _ENDS:
         logging.getLogger(f"torch.distributed.elastic.{name}").setLevel(logging.CRITICAL)
     SimpleElasticAgent._exit_barrier = saying_so(SimpleElasticAgent._exit_barrier)

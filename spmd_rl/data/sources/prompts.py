@@ -255,6 +255,7 @@ def encode(tokenizer: Any, template: Template, data: DataConfig, contents: Seque
         tokens.spelling(tokenizer, template.text, enable_thinking, data.prefix)
 
     to_ids = tokens.encode_all if template.plain else tokens.encode_rendered
+    known: dict[str, list[int]] = {}  # generated problems come again and again
 
     def spelled(some: Sequence[Any]) -> list[Encoded]:
         if template.plain:
@@ -262,10 +263,11 @@ def encode(tokenizer: Any, template: Template, data: DataConfig, contents: Seque
         else:
             texts = tokens.render_text(tokenizer, some, template.text, enable_thinking, data.prefix)
         begun = [text[: _CHARACTERS_A_TOKEN * longest] for text in texts]
-        ids = to_ids(tokenizer, begun)
+        new = [text for text in dict.fromkeys(begun) if text not in known]
+        known.update(zip(new, to_ids(tokenizer, new), strict=True))
         made = []
-        for text, beginning, found in zip(texts, begun, ids, strict=True):
-            cut = len(beginning) < len(text)
+        for text, beginning in zip(texts, begun, strict=True):
+            found, cut = known[beginning], len(beginning) < len(text)
             # Twice as many: where a text is cut, its last token may be another.
             if cut and len(found) <= 2 * longest:
                 cut, found = False, to_ids(tokenizer, [text])[0]

@@ -55,6 +55,23 @@ def test_a_row_becomes_a_prompt_with_all_its_columns(load):
     assert (second.index, second.answer, second.row["level"]) == (1, "2", 3)
 
 
+@pytest.mark.parametrize("template", ["chat", "plain"])
+def test_a_text_that_comes_again_is_tokenized_once_and_is_a_prompt_each_time(load, template):
+    read = []
+
+    class Counting(Tokenizer):
+        def __call__(self, texts, **how):
+            read.extend(texts)
+            return super().__call__(texts, **how)
+
+    rows = [{"prompt": f"{number % 7}", "answer": f"{number}"} for number in range(600)]  # more than a batch
+    prompts = load(rows, tokenizer=Counting(), template=template).prompts
+    form = "[user]{}[assistant]" if template == "chat" else "<bos>{}"
+    assert [shown(prompt) for prompt in prompts] == [form.format(row["prompt"]) for row in rows]
+    assert [prompt.answer for prompt in prompts] == [row["answer"] for row in rows]
+    assert len(read) == len(set(read)) == 7
+
+
 def test_json_jsonl_and_csv_files_give_the_same_prompts(load):
     rows = [{"prompt": 'a "b", c\nd', "answer": "2"}, {"prompt": "e", "answer": "3"}]
     expected = load(rows)
