@@ -103,11 +103,17 @@ def check(words: Sequence[str]) -> None:
 
 
 def meeting(words: list[str]) -> list[str]:
-    """Return the words with a port of the run's own where nothing says where its ranks meet: two runs of a machine."""
+    """Return the words with a port of the run's own where nothing says where its ranks meet: two runs of a machine.
+
+    Ranks of one machine meet by no name of it, which need not resolve: torchrun would try that for five minutes.
+    """
     at = next((at for at, word in enumerate(words) if word in ("-m", "--module")), len(words))
     named = {word.lstrip("-").partition("=")[0].replace("-", "_") for word in words[:at]}
-    told = named.intersection(_PLACES) or any(f"PET_{place.upper()}" in os.environ for place in _PLACES)
-    return words if told else ["--standalone", *words]
+    named |= {name.removeprefix("PET_").lower() for name in os.environ if name.startswith("PET_")}
+    told = [] if named.intersection(_PLACES) else ["--standalone"]
+    if (told or "standalone" in named) and "local_addr" not in named:
+        told = [*told, "--local_addr", "localhost"]
+    return [*told, *words]
 
 
 def saying_so(wait: "Callable[[SimpleElasticAgent], None]") -> "Callable[[SimpleElasticAgent], None]":

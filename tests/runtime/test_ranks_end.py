@@ -122,11 +122,22 @@ def test_what_only_the_ranks_can_check_is_left_to_them(words):
 
 def test_two_runs_of_a_machine_meet_in_different_places_unless_somebody_says_where(monkeypatch):
     run = ["--nproc_per_node", "2", "-m", "spmd_rl.grpo", "--train.steps", "2"]
-    assert meeting(run) == ["--standalone", *run]
-    for told in (["--standalone"], ["--master-port=29501"], ["--nnodes", "2", "--rdzv_endpoint", "node0:29500"]):
+    assert meeting(run) == ["--standalone", "--local_addr", "localhost", *run]
+    for told in (["--master-port=29501"], ["--nnodes", "2", "--rdzv_endpoint", "node0:29500"]):
         assert meeting([*told, *run]) == [*told, *run]
     monkeypatch.setenv("PET_RDZV_ENDPOINT", "node0:29500")
     assert meeting(run) == run
+
+
+@pytest.mark.parametrize("there", ["word", "variable"])
+def test_the_ranks_of_one_machine_meet_by_no_name_of_it(monkeypatch, there):
+    alone = ["--standalone"] * (there == "word") + ["--nproc_per_node", "2", "-m", "spmd_rl.grpo"]
+    if there == "variable":
+        monkeypatch.setenv("PET_STANDALONE", "1")
+    assert meeting(alone) == ["--local_addr", "localhost", *alone]
+    assert meeting(["--local-addr=10.0.0.1", *alone]) == ["--local-addr=10.0.0.1", *alone]
+    monkeypatch.setenv("PET_LOCAL_ADDR", "10.0.0.1")
+    assert meeting(alone) == alone
 
 
 def test_a_node_that_waits_long_for_the_others_to_end_says_so(monkeypatch, capsys):
