@@ -179,4 +179,4 @@ def test_what_needs_no_ranks_is_carried_out_as_it_is_written(place, command):
     )
     said = done.stdout + done.stderr
     # An audit whose grades differ from those of the run ends with 1.
-    assert done.returncode <= ("audit" in command) and "Traceback" not in said and done.stdout, said[-3000:]
+    assert done.returncode in (0, int("audit" in command)) and "Traceback" not in said and done.stdout, said[-3000:]

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from spmd_rl.platforms.platform import Platform
 
 LOOK_SECONDS = 0.01
+MOST_THREADS = 300
+"""Of a rank at the end of its job: a layout's process groups, with some threads each, end with the layout."""
 # What the ranks of most jobs import, in the end, beside what the program's own modules import on loading.
 PRELOADED = (
     "megatron.core.dist_checkpointing",
@@ -201,6 +203,8 @@ def _rank(job: dict, rank: int, port: int) -> None:
         os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
         os.environ |= {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
         importlib.import_module(job["module"]).main()
+        threads = len(os.listdir("/proc/self/task"))
+        assert threads <= MOST_THREADS, f"{threads} threads: which process groups did not end with their layout?"
         (directory / f"done{rank}").touch()
         while rank == 0 and len(list(directory.glob("done*"))) < size:  # it has the store of them all
             time.sleep(LOOK_SECONDS)

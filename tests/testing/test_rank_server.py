@@ -8,6 +8,8 @@ import pytest
 from spmd import server as servers
 from spmd_rl.testing.launcher import ROOT, environment
 
+RAISED = "failed: rank 1 ended with 1"
+
 
 def served_by(monkeypatch, tmp_path, program: str) -> servers.Server:
     """Return a server that is another program, as the one of this session."""
@@ -57,14 +59,15 @@ def test_a_server_that_nobody_waits_for_any_more_is_ended_and_replaced(monkeypat
     ("act", "problem"),
     [
         ("pass", ""),
-        ("if rank == 1: raise ValueError('on purpose')", "failed: rank 1 ended with 1"),
+        ("if rank == 1: raise ValueError('on purpose')", RAISED),
         ("if rank == 1: os.kill(os.getpid(), 9)", "failed: rank 1 ended with -9"),
+        ("for _ in range(310 * rank): threading.Thread(target=time.sleep, args=(60,)).start()", RAISED),
         ("while rank == 1: time.sleep(0.1)", "did not end within 2 s of a machine of its own, on ranks [0, 1]"),
     ],
-    ids=["well", "raises", "killed", "hangs"],
+    ids=["well", "raises", "killed", "leaves threads", "hangs"],
 )
 def test_a_job_that_fails_or_hangs_is_told_with_its_ranks(tmp_path, act, problem):
-    job = f"import os, time\ndef main():\n    rank = int(os.environ['RANK'])\n    {act}\n"
+    job = f"import os, threading, time\ndef main():\n    rank = int(os.environ['RANK'])\n    {act}\n"
     (tmp_path / "a_job.py").write_text(job)
     asked = {"module": "a_job", "ranks": 2, "directory": str(tmp_path), "timeout_seconds": 2}
     program = f"import os; from spmd.server import _do; print(_do({asked!r}, os.getppid()))"
@@ -76,7 +79,8 @@ def test_a_job_that_fails_or_hangs_is_told_with_its_ranks(tmp_path, act, problem
         check=True,
     )
     assert done.stdout.strip() == problem
-    assert (tmp_path / "raised1").exists() == ("raise" in act)
-    if "raise" in act:
+    assert (tmp_path / "raised1").exists() == (problem == RAISED)
+    if problem == RAISED:
+        why = "ValueError: on purpose" if "raise" in act else "311 threads: which process groups did not end"
         for file in ("raised1", "said.txt"):
-            assert "ValueError: on purpose" in (tmp_path / file).read_text()
+            assert why in (tmp_path / file).read_text()
