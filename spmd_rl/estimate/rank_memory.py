@@ -98,9 +98,9 @@ def _with_what_stays(held: RankBytes, phase: str, kernels: Kernels) -> Parts:
     }
     gradients, engine = {"gradients": policy.gradients}, {"engine": held.engine, "cache": held.cache}
     if phase == Phase.START:
-        # The engine is made behind the models, and has no memory for weights and cache before the first refresh.
+        # The engine is made behind the models, and its weights and cache are written in the first refresh.
         there |= {"optimizer": policy.masters, "critic": critic.weights + critic.masters if critic else 0}
-        return there | {"files": max(0, held.files - kernels.engine)}
+        return there | max({"files": held.files - kernels.engine}, {"engine": held.unwritten}, key=_total)
     if phase == Phase.ROLLOUT:
         return there | engine
     if phase == Phase.TO_ROLLOUT:

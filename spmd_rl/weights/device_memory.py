@@ -25,6 +25,8 @@ PART_BYTES = 2 << 30
 """Of an optimizer's state that waits on the host, about so much is on the device at once; of one parameter, all."""
 MAPPED_BYTES = 64 << 20
 """Of a file of weights, about so much is in a host's memory at once while it is read; of one tensor, all."""
+PAGE_BYTES = 2 << 20
+"""A page of a host's heap (launch/env.cpu.sh): what is allocated and not written has memory where it begins."""
 _VISION, _PROJECTOR = "visual.", "visual.merger."
 
 
@@ -67,6 +69,8 @@ class RankBytes:
     """Messages of a refresh that are held at once."""
     files: int = 0
     """Of the policy's files, the most that is in the host's memory while they are read."""
+    unwritten: int = 0
+    """Of vLLM's weights, what has memory of the host's before they are written."""
 
     def phases(self) -> dict[str, int]:
         """Return the bytes on the device at the peak of each phase, in the order of a step."""
@@ -139,14 +143,16 @@ def rank_bytes(
         if judge := _shape(partial(read_reward_shape, name, model), train):
             shard = megatron_shard(judge, train.suited_to(judge.layers), rank)
             judges[name] = shard.elements * BYTES[model.dtype or config.model.dtype]
+    engine = {name: size * math.prod(extent) for name, extent in vllm_shard(shape, rollout, rank).params.items()}
     return RankBytes(
         learners,
         policy.weights if config.algorithm.uses_reference else 0,
         judges,
-        vllm_shard(shape, rollout, rank).elements * size,
+        sum(engine.values()),
         int((config.rollout.cache_gib or 0) * 2**30),
         buckets,
         max(min(policy.weights, MAPPED_BYTES), size * max(math.prod(piece.shape) for piece in shard.pieces)),
+        sum(min(PAGE_BYTES, one) for one in engine.values()),
     )
 
 
