@@ -23,11 +23,16 @@ TRAINED = [
     (4, "qwen3_moe", {"tensor": 2, "expert": 2}),
     (4, "deepseek_v3", {"pipeline": 2, "expert": 2}),
 ]
-# Family -> training's tensor, context and pipeline and rollout's tensor on two ranks, and more settings.
+# Ranks, family -> training's tensor, context and pipeline and rollout's tensor, and more settings; on four ranks there
+# are two groups of engines.
+SHARED = {"parallel.expert": 2, "rollout.expert_parallel": True}
 WHOLE = {
-    "qwen2-tied": ((1, 1, 2, 2), {}),
-    "qwen3_moe": ((1, 1, 1, 2), {"parallel.expert": 2, "rollout.expert_parallel": True}),
-    "deepseek_v3": ((2, 1, 1, 1), {"parallel.expert": 2, "rollout.data": 2, "rollout.expert_parallel": True}),
+    (2, "qwen2-tied"): ((1, 1, 2, 2), {}),
+    (2, "qwen3_moe"): ((1, 1, 1, 2), SHARED),
+    (2, "deepseek_v3"): ((2, 1, 1, 1), {"rollout.data": 2, **SHARED}),
+    (4, "qwen2-tied"): ((2, 1, 2, 2), {}),
+    (4, "qwen3_moe"): ((2, 1, 1, 2), SHARED),
+    (4, "deepseek_v3"): ((1, 1, 2, 1), {"rollout.data": 2, **SHARED}),
 }
 
 
@@ -48,11 +53,11 @@ def test_an_npus_loss_and_gradient_are_those_of_a_cpu(tiny_models, ranks):
                 assert other["logprobs"][sample] == pytest.approx(logprobs, abs=1e-4), (what, sample)
 
 
-@pytest.mark.parametrize("family", WHOLE)
-def test_two_steps_of_an_npus_engine_are_refreshed_proved_and_agreed_upon(tiny_models, tmp_path, family):
-    layout, more = WHOLE[family]
+@pytest.mark.parametrize(("ranks", "family"), WHOLE)
+def test_two_steps_of_an_npus_engine_are_refreshed_proved_and_agreed_upon(tiny_models, tmp_path, ranks, family):
+    layout, more = WHOLE[ranks, family]
     # A refresh that is not proved ends the ranks.
-    [reports] = run(2, [case(tiny_models[family], *layout, tmp_path / "hf", **more)], SERVER)
+    [reports] = run(ranks, [case(tiny_models[family], *layout, tmp_path / "hf", **more)], SERVER)
     for one in reports[0]["rounds"]:
         # Both engines say the same of the same tokens: the proof has compared weights, this what they compute.
         assert one["canary"]["correction/canary_gap"] < 1e-4
