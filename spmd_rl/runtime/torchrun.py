@@ -11,23 +11,23 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial, wraps
 from pathlib import Path
-from threading import Timer
-from typing import TYPE_CHECKING, Any
+from threading import Thread, Timer
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from spmd_rl.config.redact import hidden
 from spmd_rl.errors import refuse
-from spmd_rl.runtime.preflight import directory_problems
 from spmd_rl.runtime.process import INCOMPLETE, USER_ERROR, silence_libraries, user_errors_exit
-from spmd_rl.runtime.startup import configure
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-CHECKED = {"spmd_rl.grpo": partial(configure, critic=False), "spmd_rl.ppo": partial(configure, critic=True)}
-"""Programs whose settings are checked here, where the number of ranks is known."""
+CHECKED = {"spmd_rl.grpo": False, "spmd_rl.ppo": True}
+"""Programs whose settings are checked here, where the number of ranks is known, and whether they have a critic."""
 _SAYS_IT_ITSELF = (USER_ERROR, INCOMPLETE)
 """Exit statuses of ranks whose first local one has told the reason in its last lines."""
 _ENDS = ("multiprocessing.api", "multiprocessing.errors.error_handler", "multiprocessing.errors", "agent.server.api")
@@ -45,6 +45,8 @@ _PLACES = (
 )
 """Options of torchrun that say where ranks meet."""
 FRAMES = 4
+_HELP = 120
+"""Exit status of the process that checks where help was all that was asked for."""
 QUIET_SECONDS = 10.0
 """So long a node waits for the others' ends before it says so."""
 
@@ -53,8 +55,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run torchrun; exit with the status of the first rank that failed."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     silence_libraries()
-    with user_errors_exit():
-        check(words)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not one that a shell ignores
+        signal.signal(signal.SIGINT, _interrupted)  # until there are ranks: then torchrun takes it
+    checked = check_beside(words)
     words = meeting(words)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # torchrun would set it, and say so in five lines
     gc.disable()  # what imports make stays: looking for garbage among it takes a tenth of their time
@@ -68,6 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name in () if os.environ.get("SPMD_RL_VERBOSE") else _ENDS:
         logging.getLogger(f"torch.distributed.elastic.{name}").setLevel(logging.CRITICAL)
     SimpleElasticAgent._exit_barrier = saying_so(SimpleElasticAgent._exit_barrier)
+    checked()
     try:
         torchrun(words)
     except ChildFailedError as failed:
@@ -79,27 +83,83 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(128 + ended.sigval)
 
 
+def _interrupted(received: int, frame: FrameType | None) -> NoReturn:
+    print("\nended by SIGINT before the ranks started", file=sys.stderr, flush=True)
+    os._exit(128 + received)
+
+
+def check_beside(words: Sequence[str]) -> Callable[[], None]:
+    """Check the settings in a process of its own while this one imports torch; return what waits until that is done.
+
+    Where they are refused this process ends at once, with the same status: what the other has said are the last words.
+    """
+    if _program_at(words) is None:
+        return lambda: None
+    sys.stdout.flush()
+    process = os.fork()
+    if process == 0:
+        _check_and_leave(words)
+
+    def follow() -> None:
+        status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+        if status:
+            os._exit(0 if status == _HELP else 128 - status if status < 0 else status)
+
+    following = Thread(target=follow, name="settings", daemon=True)
+    following.start()
+    return following.join
+
+
+def _check_and_leave(words: Sequence[str]) -> NoReturn:
+    status = 1
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # which the other process, of the same terminal, tells
+    try:
+        with user_errors_exit():
+            check(words)
+        status = 0
+    except SystemExit as ended:  # also --help
+        failed = ended.code if isinstance(ended.code, int) else 1
+        status = failed if ended.code else _HELP
+    except Exception:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(status)
+
+
 def check(words: Sequence[str]) -> None:
     """Check the settings of a program of ours. Raises ValueError with all problems; says in a line that it starts."""
-    at = next((at for at, word in enumerate(words[:-1]) if word in ("-m", "--module")), None)
-    if at is None or words[at + 1] not in CHECKED:
+    at = _program_at(words)
+    if at is None:
         return
+    program = words[at + 1]
     here = _number(words[:at], "nproc_per_node")
     ranks = here * _number(words[:at], "nnodes")
     if ranks < 1:  # gpu, auto, 1:4: torchrun alone knows how many that is
         return
+    from spmd_rl.runtime.preflight import directory_problems
+    from spmd_rl.runtime.startup import configure
+
     sizes = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(here)}
     before = {name: os.environ.pop(name) for name in sizes if name in os.environ}
     os.environ |= sizes
     try:
-        config, _ = CHECKED[words[at + 1]](list(words[at + 2 :]))
+        config, _ = configure(list(words[at + 2 :]), CHECKED[program])
         if ranks == here:
             refuse(directory_problems(config))
     finally:
         for name in sizes:
             del os.environ[name]
         os.environ |= before
-    print(f"{words[at + 1]}: the settings are right; starting {ranks} rank{'s' * (ranks > 1)}", flush=True)
+    print(f"{program}: the settings are right; starting {ranks} rank{'s' * (ranks > 1)}", flush=True)
+
+
+def _program_at(words: Sequence[str]) -> int | None:
+    """Return where a program is named whose settings are checked here."""
+    at = next((at for at, word in enumerate(words[:-1]) if word in ("-m", "--module")), None)
+    return None if at is None or words[at + 1] not in CHECKED else at
 
 
 def meeting(words: list[str]) -> list[str]:

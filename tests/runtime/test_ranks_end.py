@@ -154,3 +154,24 @@ def test_a_node_that_waits_long_for_the_others_to_end_says_so(monkeypatch, capsy
     saying_so(until_it_is_said)(agent)
     words = "launch: the ranks of this node have ended well; waiting for the other nodes, for up to 300 s\n"
     assert "".join(said) == words
+
+
+@pytest.mark.spmd
+def test_a_refusal_and_help_end_a_launch_before_any_rank_starts(tiny_models):
+    status, said = end("-m", "spmd_rl.grpo", "--model.path", tiny_models["llama"], "--train.steps", "0")
+    assert status == USER_ERROR and "spmd_rl cannot start:" in said and "train.steps = 0" in said
+    assert "settings are right" not in said and "Traceback" not in said
+    status, said = end("-m", "spmd_rl.grpo", "--help")
+    assert status == 0 and "--train.steps" in said and "settings are right" not in said
+
+
+@pytest.mark.spmd
+def test_an_interrupt_while_the_settings_are_checked_is_one_line(rank, monkeypatch):
+    monkeypatch.setenv("PYTHONUNBUFFERED", "1")
+    process = start(rank, "lives")
+    while b"torch" not in Path(f"/proc/{process.pid}/maps").read_bytes():  # it imports torch, and has no ranks
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=60 * crowding())
+    assert process.returncode == 128 + signal.SIGINT
+    assert output.strip() == "ended by SIGINT before the ranks started"
