@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from spmd_rl.analysis.curves import Curve, Run, smoothed, smoothing_window
+from spmd_rl.analysis.glyphs import families
 from spmd_rl.analysis.panels import Panel
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 DASHES = ("-", "--", "-.", ":")
 WIDTH_INCHES, ROW_INCHES = 6.5, 2.1
+_STRIPE = 5.0
+"""So many widths of a line are a stripe's length."""
 FEW = 40
 """Up to so many steps every one is a point or a bar of its own."""
 _TITLE_COLUMNS, _LEGEND_COLUMNS = 88, 90
@@ -27,13 +30,8 @@ _TITLE_COLUMNS, _LEGEND_COLUMNS = 88, 90
 
 def style() -> dict[str, object]:
     """Return matplotlib's settings for all pictures."""
-    from matplotlib import font_manager
-
-    # Settings may be in Chinese: of the fonts that know it, those that are here.
-    here = {font.name for font in font_manager.fontManager.ttflist}
-    chinese = ["Noto Sans CJK SC", "Source Han Sans SC", "WenQuanYi Micro Hei", "PingFang SC", "Microsoft YaHei"]
     return {
-        "font.family": ["DejaVu Sans", *(font for font in chinese if font in here)],
+        "font.family": families(),  # settings may be in Chinese
         "font.size": 8,
         "axes.titlesize": 9,
         "axes.titlelocation": "left",
@@ -54,6 +52,26 @@ def style() -> dict[str, object]:
 def line_style(position: int) -> tuple[str, str]:
     """Return colour and dashes of a run."""
     return COLOURS[position % len(COLOURS)], DASHES[position % len(DASHES)]
+
+
+def striped(curves: Mapping[str, Curve], near: float) -> dict[str, tuple[float, tuple[float, float]] | str]:
+    """Return the dashes of curves, of which those that lie on each other, nowhere `near` apart, take turns."""
+    groups: list[list[str]] = []
+    for name, curve in curves.items():
+        for group in groups:
+            first = curves[group[0]]
+            apart = [abs(one - other) for one, other in zip(first.values, curve.values, strict=False)]
+            if list(first.steps) == list(curve.steps) and max(apart, default=0.0) < near:
+                group.append(name)
+                break
+        else:
+            groups.append([name])
+    dashes: dict[str, tuple[float, tuple[float, float]] | str] = {}
+    for group in groups:
+        rest = _STRIPE * (len(group) - 1)
+        for place, name in enumerate(group):
+            dashes[name] = ((rest + _STRIPE - _STRIPE * place), (_STRIPE, rest)) if rest else "-"
+    return dashes
 
 
 def plain(text: str, columns: int = _TITLE_COLUMNS, lines: int = 2) -> str:

@@ -18,9 +18,11 @@ from spmd_rl.analysis.axes import (
     line_style,
     plain,
     steps_axis,
+    striped,
     style,
 )
 from spmd_rl.analysis.curves import CAUSE, OTHER, PHASES, Run, phase_seconds, smoothed, smoothing_window
+from spmd_rl.analysis.glyphs import families, number_missing, remark
 from spmd_rl.analysis.legends import labels
 from spmd_rl.analysis.panels import GIB, Panel, overview, remarks, topics
 from spmd_rl.config.names import Phase
@@ -86,15 +88,17 @@ def draw_all(runs: Sequence[Run], directory: Path, kind: str = "png") -> tuple[d
         "memory_by_phase": ("Memory by phase", lambda: _memory(runs, names)),
     }
     drawn: dict[str, str] = {}
+    missing: set[str] = set()
     with matplotlib.rc_context(style()):
         for stem, (caption, draw) in jobs.items():
             if (figure := draw()) is not None:
                 directory.mkdir(parents=True, exist_ok=True)
+                missing |= number_missing(figure, families())
                 figure.savefig(directory / f"{stem}.{kind}", dpi=DPI)
                 drawn[f"{stem}.{kind}"] = caption
     if not drawn:
         raise ValueError(f"{', '.join(names)}: no metric that there is a picture of; has a step ended yet?")
-    return drawn, list(remarks(runs))
+    return drawn, [*remarks(runs), *remark(missing)]
 
 
 def _figure(rows: int, columns: int, width: float, height: float, sharex: bool) -> tuple[Figure, list[Axes]]:
@@ -217,16 +221,17 @@ def _memory(runs: Sequence[Run], names: Sequence[str]) -> Figure | None:
     found = [(name, curves) for name, curves in found if curves]
     if not found:
         return None
+    highest = max(value * GIB for _, curves in found for curve in curves.values() for value in curve.values)
     figure, axes = _figure(len(found), 1, WIDTH_INCHES, len(found) * ROW_INCHES + 0.5, sharex=True)
     for (name, curves), axis in zip(found, axes, strict=True):
+        dashes = striped(curves, 0.015 * highest / GIB)
         for phase, curve in curves.items():
             values = [value * GIB for value in curve.values]
-            axis.plot(curve.steps, values, color=PHASE_COLOURS[phase], linewidth=1.6)
+            axis.plot(curve.steps, values, color=PHASE_COLOURS[phase], linewidth=1.6, linestyle=dashes[phase])
         title = "Peak memory of a rank in each phase" if len(found) == 1 else name
         axis.set_title(plain(title), fontsize=9 if len(found) == 1 else 8)
         axis.set_ylabel("GiB")
     steps = [step for _, curves in found for curve in curves.values() for step in curve.steps]
-    highest = max(value * GIB for _, curves in found for curve in curves.values() for value in curve.values)
     for axis in axes:
         axis.set_ylim(0, highest * 1.08)
         steps_axis(axis, min(steps), max(steps))

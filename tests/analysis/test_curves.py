@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spmd_rl.analysis.axes import striped
 from spmd_rl.analysis.curves import (
     Curve,
     Run,
@@ -20,6 +21,7 @@ from spmd_rl.analysis.curves import (
     smoothing_window,
 )
 from spmd_rl.analysis.figures import PHASE_COLOURS, draw_all
+from spmd_rl.analysis.glyphs import CHINESE, characters
 from spmd_rl.analysis.legends import differences, labels
 from spmd_rl.analysis.panels import overview, remarks, topics
 from spmd_rl.analysis.run_page import as_page, with_files
@@ -203,3 +205,22 @@ def test_a_plot_for_a_terminal_names_whole_steps(steps, named):
     steps = tuple(steps)
     drawn = as_text([Curve("reward", steps, tuple(float(step) for step in steps))], width=70)
     assert named in [" ".join(line.split()) for line in drawn.splitlines()], drawn
+
+
+def test_a_character_that_no_font_has_is_its_number_and_one_line_says_so(tmp_path, recwarn, monkeypatch):
+    monkeypatch.setattr("spmd_rl.analysis.glyphs.CHINESE", ())
+    runs = [a_run("数学", reward__rules="a"), a_run("plain – b", reward__rules="b")]
+    _, notes = draw_all(runs, tmp_path, "svg")
+    [note] = [note for note in notes if "no font" in note]
+    assert "数" in note and "学" in note and "–" not in note and "Noto Sans CJK SC" in CHINESE
+    assert not [str(one.message) for one in recwarn if "Glyph" in str(one.message)]
+    assert "é" in characters(["DejaVu Sans"]) and "数" not in characters(["DejaVu Sans"])
+
+
+def test_curves_that_lie_on_each_other_take_turns():
+    same, near = Curve("", (1, 2), (3.0, 3.0)), Curve("", (1, 2), (3.0, 3.01))
+    far, later = Curve("", (1, 2), (3.0, 4.0)), Curve("", (2, 3), (3.0, 3.0))
+    dashes = striped({"a": same, "b": far, "c": near, "d": later, "e": same}, 0.05)
+    assert dashes["b"] == dashes["d"] == "-"
+    # Of a period of 15 each is drawn for 5: an offset is where in it a line begins.
+    assert [dashes[name] for name in "ace"] == [(15.0, (5.0, 10.0)), (10.0, (5.0, 10.0)), (5.0, (5.0, 10.0))]
