@@ -6,11 +6,14 @@ import signal
 import sys
 
 
-def die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent ends, however it ends: one stuck in C hears of nothing else."""
+def die_with(parent: int, received: signal.Signals = signal.SIGKILL) -> None:
+    """Have the kernel kill this process when its parent ends, however it ends: one stuck in C hears of nothing else.
+
+    `received`: the signal that it is sent.
+    """
     if sys.platform == "linux":
         PR_SET_PDEATHSIG = 1
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, received, 0, 0, 0)
     if os.getppid() != parent:  # it ended before we asked
         os._exit(1)
 

@@ -20,6 +20,7 @@ from typing import NoReturn, TypeVar
 from spmd_rl.config.redact import hide_in
 from spmd_rl.distributed.environment import local_rank_from_environment, rank_from_environment
 from spmd_rl.distributed.terminal_lines import share_terminal
+from spmd_rl.health.parent_death import die_with
 
 USER_ERROR = 2
 INCOMPLETE = 3
@@ -68,6 +69,8 @@ def run(
     if rank_from_environment():
         share_terminal()
     with _exiting_on_signals(before_exit, last_words):
+        if "TORCHELASTIC_RUN_ID" in os.environ:  # nobody else would end the ranks of a torchrun that was killed
+            die_with(os.getppid(), signal.SIGTERM)
         words = sys.argv[1:] if arguments is None else arguments
         try:
             with ExitStack() as start:

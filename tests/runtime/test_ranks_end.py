@@ -95,6 +95,17 @@ def test_an_interrupt_is_one_line_that_says_how_to_go_on(rank):
     assert output.replace("lives", "").strip() == "ended by SIGINT; the same command resumes from step 3"
 
 
+@pytest.mark.spmd
+def test_ranks_end_with_a_launcher_that_is_killed_and_say_how_to_go_on(rank):
+    process = start(rank, "lives")
+    assert process.stdout is not None and process.stdout.readline() == "lives\n"
+    time.sleep(0.2)
+    process.kill()
+    output = process.stdout.read()  # up to the end of the last rank
+    process.wait()
+    assert output.replace("lives", "").strip() == "ended by SIGTERM; the same command resumes from step 3"
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("how", [("--nproc_per_node", "3"), ("--standalone", "--nproc-per-node=3"), ("--nnodes=3",)])
 def test_settings_are_checked_for_the_ranks_that_there_will_be_before_any_starts(tiny_models, how, capsys):
