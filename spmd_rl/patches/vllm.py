@@ -1,6 +1,7 @@
 """Changes to vLLM, each with its reason."""
 
 from spmd_rl.patches.patch import Patch
+from spmd_rl.patches.transformers_lists import keep_all, list_on_demand
 from spmd_rl.patches.unread import allocate_unfilled, count_no_ranks, fill_buffers_alone
 from spmd_rl.patches.vllm_groups import gather_unequal, own_shared_memory, rank_within_group, scatter_unequal_sums
 from spmd_rl.patches.vllm_images import processor_of_sizes, size_images_with_pillow
@@ -8,6 +9,8 @@ from spmd_rl.patches.vllm_packing import apply_packed_local_experts, pack_expert
 
 _VERSIONS = ">=0.32,<0.33"
 _SOURCE = "https://github.com/vllm-project/vllm/blob/v0.32.0/vllm"
+_TRANSFORMERS = ">=5.19,<5.20"
+_LISTS = "https://github.com/huggingface/transformers/blob/v5.19.0/src/transformers/utils/import_utils.py"
 _EXPERTS = "vllm.model_executor.layers.fused_moe.experts.cpu_moe:CPUUnquantizedExperts"
 _COMMUNICATOR = "vllm.distributed.device_communicators.cpu_communicator"
 
@@ -129,6 +132,26 @@ PATCHES = (
         upstream=f"{_SOURCE}/model_executor/models/qwen2_5_vl.py#L1184",
         until="transformers makes that processor without torchvision",
         make=processor_of_sizes,
+    ),
+    Patch(
+        package="transformers",
+        versions=_TRANSFORMERS,
+        target="importlib.metadata:packages_distributions",
+        platforms=("cpu",),
+        reason="importing transformers reads the lists of files of all distributions, to look for four of them by name",
+        upstream=f"{_LISTS}#L51",
+        until="transformers reads PACKAGE_DISTRIBUTION_MAPPING when it needs one",
+        make=list_on_demand,
+    ),
+    Patch(
+        package="transformers",
+        versions=_TRANSFORMERS,
+        target="transformers.utils.import_utils:create_import_structure_from_path",
+        platforms=("cpu",),
+        reason="the files of all models are read twice: what is kept of the first time are 128 of 500",
+        upstream=f"{_LISTS}#L3015",
+        until="its lru_cache has room for every model",
+        make=keep_all,
     ),
     *(
         Patch(

@@ -13,6 +13,7 @@ from spmd_rl.distributed.sample import Sample
 from spmd_rl.distributed.status import set_status
 from spmd_rl.errors import ConfigError, Problem
 from spmd_rl.models.model_shape import ModelShape
+from spmd_rl.patches.unused_imports import server, standing_in
 from spmd_rl.platforms.platform import Platform
 from spmd_rl.rollout.engine_weights import SleepMode, Weights
 from spmd_rl.rollout.expert_capture import ExpertCapture
@@ -24,7 +25,8 @@ from spmd_rl.rollout.requests import Completion, Request, SamplingParams
 
 def import_vllm() -> None:
     """Import vLLM, and look no more for garbage among what is imported now: it does five times while it starts."""
-    from vllm import LLM  # noqa: F401
+    with standing_in(server()):
+        from vllm import LLM  # noqa: F401
 
     gc.freeze()
 

@@ -10,7 +10,8 @@ import pytest
 
 from spmd_rl.patches import megatron_core, unread, vllm
 from spmd_rl.patches.patch import Patch, apply_all, unmet_versions
-from spmd_rl.patches.unused_imports import NO_COMPILER, UNUSED, left_out, unused
+from spmd_rl.patches.transformers_lists import keep_all, list_on_demand
+from spmd_rl.patches.unused_imports import NO_COMPILER, UNUSED, left_out, standing_in, unused
 
 ALL = megatron_core.PATCHES + vllm.PATCHES
 
@@ -243,3 +244,47 @@ def test_a_library_that_is_left_out_cannot_be_imported_inside_and_can_afterwards
     import colorsys
 
     assert colorsys.rgb_to_hsv(0, 0, 0) == (0.0, 0.0, 0)
+
+
+def test_distributions_are_listed_where_a_package_has_another_name_and_then_as_they_are():
+    import importlib.metadata
+
+    reads = []
+
+    def read():
+        reads.append(1)
+        return importlib.metadata.packages_distributions()
+
+    listed, real = list_on_demand(read)(), importlib.metadata.packages_distributions()
+    assert listed.get("torch") == real["torch"] and listed.get("safetensors") == real["safetensors"] and not reads
+    assert listed.get("PIL") == real["PIL"] == ["pillow"] and listed.get("no_such_package", []) == []
+    assert dict(listed.items()).keys() == real.keys() and len(reads) == 1
+
+
+def test_what_is_read_of_a_package_is_read_once_however_many_parts_it_has():
+    import functools
+
+    calls = []
+
+    @functools.lru_cache
+    def read(part):
+        calls.append(part)
+        return {part: {"all"}}
+
+    kept = keep_all(read)
+    assert [kept(part) for part in range(500)] == [kept(part) for part in range(500)] == [read(p) for p in range(500)]
+    assert len(calls) == 1000, "the original's own calls are the second half"
+
+
+def test_a_stand_in_has_types_that_pydantic_takes_and_is_gone_behind_its_imports():
+    from pydantic import TypeAdapter
+
+    with standing_in(["no_server.types.chat", "json"]):
+        from no_server.types.chat import Message, Part
+
+        assert "no_server" not in sys.modules, "nothing of the package is imported"
+        assert TypeAdapter(Part).validate_python({}) == {} and Part | Message | str and list[Part]
+        import json
+
+        assert json.loads("1") == 1, "what is imported already stays"
+    assert "no_server.types.chat" not in sys.modules

@@ -114,8 +114,11 @@ def preload(machine: "Platform") -> None:
     machine.set_environment()
     patched(machine, "megatron_core", "vllm")
     _share_gloo()
-    for module in PRELOADED:
-        importlib.import_module(module)
+    from spmd_rl.patches.unused_imports import server, standing_in
+
+    with standing_in(server()):  # as a rank has it
+        for module in PRELOADED:
+            importlib.import_module(module)
     gc.collect()
     gc.freeze()  # what is never looked at is never copied
 
