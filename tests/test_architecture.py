@@ -51,7 +51,7 @@ DOORS = {
     "tensorboard": ("runlog/sinks.py",),
     "rich": ("runlog/run_log.py", "runlog/console.py", "evaluation/report.py"),
     "plotext": ("analysis/curves.py",),
-    "matplotlib": ("analysis/figures.py", "analysis/axes.py", "analysis/memory_picture.py"),
+    "matplotlib": ("analysis/figures.py", "analysis/axes.py", "analysis/memory_picture.py", "analysis/glyphs.py"),
     "ray": (),
 }
 # These do not import torch, and nothing that they import on loading does: command lines are answered, and graders'
