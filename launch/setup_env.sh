@@ -54,6 +54,24 @@ pip() {
 }
 started=$SECONDS
 
+# Checked first: pip says "No space left on device" after minutes, and names no folder. Megabytes, as a new .venv takes for CPUs.
+enough() { # enough FOLDER MEGABYTES WAY_OUT
+    local free
+    free=$(df -BM --output=avail "$1" 2>/dev/null | tr -dc 0-9) || return 0
+    [[ -z "$free" ]] || ((free >= $2)) && return
+    echo "setup_env: $1 has $free MB free, and set-up needs $2 MB there: make room, or $3" >&2
+    exit 1
+}
+if [[ "$kind" == cpu && ! -e .venv ]]; then
+    wheels=${TMPDIR:-/tmp}
+    if [[ "$(df --output=target . 2>/dev/null)" == "$(df --output=target "$wheels" 2>/dev/null)" ]]; then
+        enough "$PWD" 3900 "use a checkout on another disk"
+    else
+        enough "$PWD" 3300 "use a checkout on another disk"
+        enough "$wheels" 600 "name another folder for what is downloaded: TMPDIR=/path bash launch/setup_env.sh $kind"
+    fi
+fi
+
 # The stamp's states: "<kind> <hash> <path>" when whole, "unfinished <kind>" while the script works, none: not ours, or cut off at once.
 state=$(cat "$stamp" 2>/dev/null || true)
 if [[ ! -e .venv || "$state" == unfinished\ * ]] || ! .venv/bin/python -m pip --version >/dev/null 2>&1; then

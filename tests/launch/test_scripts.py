@@ -156,6 +156,39 @@ def test_another_python_is_refused_with_the_way_out(tree):
     assert not (tree.root / ".venv").exists()
 
 
+FAKE_DF = """#!/usr/bin/env bash
+case "$*" in
+"-BM --output=avail /other") echo Avail; echo "${FAKE_WHEELS}M" ;;
+"-BM --output=avail "*) echo Avail; echo "${FAKE_ROOM}M" ;;
+"--output=target /other") echo "Mounted on"; echo /other ;;
+"--output=target "*) echo "Mounted on"; echo / ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("room", "wheels", "temporary", "folder", "needed"),
+    [
+        (3899, 0, "/tmp", "tree", 3900),  # one disk for both
+        (3299, 9999, "/other", "tree", 3300),
+        (3300, 599, "/other", "/other", 600),
+        (3900, 0, "/tmp", None, 0),
+        (3300, 600, "/other", None, 0),
+    ],
+)
+def test_a_disk_without_room_is_refused_before_anything_is_downloaded(tree, room, wheels, temporary, folder, needed):
+    df = tree.root.parent / "df"
+    df.write_text(FAKE_DF)
+    df.chmod(0o755)
+    path = f"{df.parent}:{os.environ['PATH']}"
+    result = tree.set_up(PATH=path, TMPDIR=temporary, FAKE_ROOM=str(room), FAKE_WHEELS=str(wheels))
+    if folder is None:
+        assert result.returncode == 0, result.stderr
+        return
+    assert result.returncode == 1 and tree.done() == []
+    assert re.search(rf"{folder} has \d+ MB free, and set-up needs {needed} MB there: make room, or ", result.stderr)
+
+
 def test_an_npu_machine_without_the_image_is_refused_before_anything_is_made(tree):
     result = tree.set_up("npu", FAKE_IMAGE_LACKS="torch_npu")
     assert result.returncode == 1
