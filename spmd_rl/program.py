@@ -170,10 +170,11 @@ def _prepare(program: Program) -> tuple[Platform, list[str]]:
     platform.engine_model_options(config.model.path, program.shape, rollout.block_tokens, config.model.knob)
     if config.run.deterministic:
         platform.make_deterministic()
-    from spmd_rl.patches import megatron_core, vllm
+    from spmd_rl.patches import megatron_core, torch_gloo, vllm
     from spmd_rl.patches.patch import apply_all
 
-    applied = apply_all((megatron_core.PATCHES if program.trains else ()) + vllm.PATCHES, platform.patches)
+    patches = (*torch_gloo.PATCHES, *(megatron_core.PATCHES if program.trains else ()), *vllm.PATCHES)
+    applied = apply_all(patches, platform.patches)
     return platform, [*applied, *variables]
 
 

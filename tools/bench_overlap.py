@@ -86,13 +86,13 @@ def main() -> int:
     import torch.distributed as dist
     from bench_update import trainer_of
 
-    from spmd_rl.patches import megatron_core
+    from spmd_rl.patches import megatron_core, torch_gloo
     from spmd_rl.patches.patch import apply_all
     from spmd_rl.platforms import current
 
     platform = current(options.platform)
     platform.set_environment()
-    apply_all(megatron_core.PATCHES, platform.patches)
+    apply_all(megatron_core.PATCHES + torch_gloo.PATCHES, platform.patches)
     from spmd_rl.distributed import world as worlds
     from spmd_rl.distributed.gather import gather
     from tiny_models import make_tiny

@@ -28,10 +28,10 @@ def main() -> None:
     shape = read_model_shape(config.model.path)
     platform = current(config.run.platform)
     platform.set_environment()
-    from spmd_rl.patches import megatron_core, vllm
+    from spmd_rl.patches import megatron_core, torch_gloo, vllm
     from spmd_rl.patches.patch import apply_all
 
-    apply_all(megatron_core.PATCHES + vllm.PATCHES, platform.patches)
+    apply_all(megatron_core.PATCHES + vllm.PATCHES + torch_gloo.PATCHES, platform.patches)
     from spmd_rl.distributed import world as worlds
 
     world = worlds.start(platform, 600)

@@ -298,10 +298,10 @@ def main() -> int:
 
     platform = current(options.platform)
     platform.set_environment()
-    from spmd_rl.patches import megatron_core
+    from spmd_rl.patches import megatron_core, torch_gloo
     from spmd_rl.patches.patch import apply_all
 
-    apply_all(megatron_core.PATCHES, platform.patches)
+    apply_all(megatron_core.PATCHES + torch_gloo.PATCHES, platform.patches)
     from spmd_rl.distributed import world as worlds
 
     world = worlds.start(platform, 600)

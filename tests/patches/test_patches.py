@@ -8,12 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from spmd_rl.patches import megatron_core, unread, vllm
+from spmd_rl.patches import megatron_core, torch_gloo, unread, vllm
 from spmd_rl.patches.patch import Patch, apply_all, unmet_versions
 from spmd_rl.patches.transformers_lists import keep_all, list_on_demand
 from spmd_rl.patches.unused_imports import NO_COMPILER, UNUSED, left_out, standing_in, unused
 
-ALL = megatron_core.PATCHES + vllm.PATCHES
+ALL = megatron_core.PATCHES + vllm.PATCHES + torch_gloo.PATCHES
 
 
 def test_every_installed_version_is_in_the_range_of_its_patches():
@@ -66,7 +66,7 @@ def test_megatrons_optimizers_see_the_types_that_they_compare_with(platform, own
 
 def test_no_machine_has_a_library_changed_twice_in_one_place():
     for platform in ("cpu", "cuda", "npu"):
-        targets = [one.target for one in (*megatron_core.PATCHES, *vllm.PATCHES) if one.meets(platform)]
+        targets = [one.target for one in ALL if one.meets(platform)]
         assert len(targets) == len(set(targets)), platform
 
 

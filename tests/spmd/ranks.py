@@ -69,7 +69,7 @@ def ready(*libraries: str) -> Any:
         platforms._table.cache_clear()
     platform = platforms.current(arguments().get("platform", os.environ.get("SPMD_RL_TEST_PLATFORM", "cpu")))
     platform.set_environment()
-    patched(platform, *libraries)
+    patched(platform, "torch_gloo", *libraries)
     return platform
 
 

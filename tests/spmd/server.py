@@ -112,8 +112,7 @@ def preload(machine: "Platform") -> None:
     from spmd.ranks import patched
 
     machine.set_environment()
-    patched(machine, "megatron_core", "vllm")
-    _share_gloo()
+    patched(machine, "torch_gloo", "megatron_core", "vllm")
     from spmd_rl.patches.unused_imports import server, standing_in
 
     with standing_in(server()):  # as a rank has it
@@ -121,24 +120,6 @@ def preload(machine: "Platform") -> None:
             importlib.import_module(module)
     gc.collect()
     gc.freeze()  # what is never looked at is never copied
-
-
-def _share_gloo() -> None:
-    """Have all process groups of a rank share one of gloo's devices: each has a thread that looks at its sockets."""
-    from torch.distributed import distributed_c10d
-
-    gloo = distributed_c10d.ProcessGroupGloo
-    devices: list = []
-
-    class SharedGloo(gloo):
-        def __init__(self, store, rank, size, timeout):
-            if not devices:
-                devices.append(gloo.create_default_device())
-            options = gloo._Options()
-            options._devices, options._timeout, options._threads = devices, timeout, 2
-            super().__init__(store, rank, size, options)
-
-    distributed_c10d.ProcessGroupGloo = SharedGloo
 
 
 def serve(machine: "Platform") -> None:
