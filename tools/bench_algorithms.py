@@ -1,11 +1,12 @@
 """Train by several configs with several seeds, and make the table of docs/algorithms.md:
-`python tools/bench_algorithms.py configs/*demo_smollm2_cpu.yaml --short --page docs/algorithms.md --results docs/algorithms.jsonl`.
+`python tools/bench_algorithms.py configs/*demo_smollm2_cpu.yaml --short --page docs/algorithms.md`.
 
-Runs are made one seed of all configs after the other, and what each came to is a line of RESULTS. One that
-is there, of the same settings, is not made again: an interrupted table goes on, `--runs 1` makes the next run alone,
-`--runs 0` only prints. One that fails is said and left out. With `--page` the table of so far is in a page after each
-run, between the two lines that are there for it. `--short` halves each config's steps and the prompts of a step, and
-evaluates before and after alone, on 128 problems. What follows `--` goes to every run.
+Runs are made one seed of all configs after the other, and what each came to is a line of OUTPUT/results.jsonl, with
+`--page` of a file beside the page (docs/algorithms.jsonl). One that is there, of the same settings, is not made again:
+an interrupted table goes on, `--runs 1` makes the next run alone, `--runs 0` only prints. One that fails is said and
+left out. With `--page` the table of so far is in a page after each run, between the two lines that are there for it.
+`--short` halves each config's steps and the prompts of a step, and evaluates before and after alone, on 128 problems.
+What follows `--` goes to every run.
 """
 
 import argparse
@@ -124,12 +125,13 @@ def main() -> None:
     parser.add_argument("--runs", type=int, help="make at most so many runs now; without it, all that are missing")
     parser.add_argument("--short", action="store_true", help="half the steps, half the prompts of a step")
     parser.add_argument("--output", type=Path, default=Path("runs/algorithms"))
-    parser.add_argument("--results", type=Path, help="what each run came to; without it, OUTPUT/results.jsonl")
     parser.add_argument("--page", type=Path, help="a page to write the table into")
     words = sys.argv[1:]
     end = words.index("--") if "--" in words else len(words)
     arguments, overrides = parser.parse_args(words[:end]), words[end + 1 :]
-    results, wanted = arguments.results or arguments.output / "results.jsonl", {}
+    page: Path | None = arguments.page
+    results = page.with_suffix(".jsonl") if page else arguments.output / "results.jsonl"
+    wanted = {}
     settings = {config: (halved(config) if arguments.short else []) + overrides for config in arguments.configs}
     for seed in arguments.seeds:
         for config in arguments.configs:
@@ -141,8 +143,8 @@ def main() -> None:
 
     def made() -> str:
         whole = table(arguments.configs, list(there().values()))
-        if arguments.page:
-            put_into(arguments.page, whole)
+        if page:
+            put_into(page, whole)
         return whole
 
     missing = [key for key in wanted if key not in there()]

@@ -76,11 +76,12 @@ def test_results_of_other_settings_do_not_count_and_a_line_that_was_cut_off_is_m
     assert len(results.read_text().splitlines()) == 3
 
 
-def test_results_are_kept_in_a_file_of_ones_own_where_one_is_named(table, tmp_path):
-    kept = tmp_path / "kept" / "algorithms.jsonl"
-    assert len(table("--results", str(kept))[0]) == 4
-    assert len(kept.read_text().splitlines()) == 4 and not (tmp_path / "out").exists()
-    assert table("--results", str(kept))[0] == []
+def test_results_are_kept_beside_the_page(table, tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(f"{bench_algorithms.BEGIN}{bench_algorithms.END}")
+    assert len(table("--page", str(page))[0]) == 4
+    assert len((tmp_path / "page.jsonl").read_text().splitlines()) == 4 and not (tmp_path / "out").exists()
+    assert table("--page", str(page))[0] == []
 
 
 def test_the_table_of_so_far_is_in_a_page_after_each_run(table, tmp_path, monkeypatch):
