@@ -1,8 +1,10 @@
 """Say what a user can change."""
 
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -51,3 +53,15 @@ def did_you_mean(word: str, known: Iterable[str], otherwise: str | None = None, 
     if otherwise is not None:
         return otherwise
     return f"there are {', '.join(known[:most])}" + (", ..." if len(known) > most else "")
+
+
+def name_variable(error: BaseException, environment: Mapping[str, str] = os.environ) -> None:
+    """Have an error about a file say which variable of the environment names a directory that the file is in."""
+    if not isinstance(error, OSError) or not isinstance(error.filename, str):
+        return
+    above = {str(path) for path in (Path(error.filename), *Path(error.filename).parents)} - {"/", "."}
+    known = {name: value.rstrip("/") for name, value in environment.items() if name not in ("PWD", "OLDPWD")}
+    found = [name for name, value in known.items() if value in above]
+    if found:
+        name = max(found, key=lambda name: len(known[name]))
+        error.strerror = f"{error.strerror} ({name} = {known[name]})"

@@ -295,13 +295,14 @@ class Training:
         return log
 
     def last_words(self) -> str:
-        """Return what to say of the run where a signal ends it, and leave it in run.log."""
+        """Return what to say of the run where a signal ends it, leave it in run.log, and give the directory back."""
         if self.lock is None:  # nothing is begun
             return ""
         way = ""
         with suppress(OSError):
             way = f"; {way_on(self.directory, self.config.checkpoint.resume)}"
             self._note(f"ended by a signal{way}")
+            self.lock.release()
         return way
 
     def failed(self, error: BaseException) -> None:

@@ -10,6 +10,8 @@ from spmd_rl.config.loading import load_config
 from spmd_rl.data.sources.prompts import Prompt
 from spmd_rl.data.tokens import load_tokenizer
 from spmd_rl.models.model_shape import read_model_shape
+from spmd_rl.program import Training
+from spmd_rl.runlog.run_lock import LOCK, RunLock
 from spmd_rl.runtime.process import USER_ERROR, user_errors_exit
 from spmd_rl.runtime.startup import (
     Inputs,
@@ -130,3 +132,21 @@ def test_a_token_beyond_the_models_embedding_is_refused_with_its_row_and_the_siz
         refuse_unknown_tokens(inputs, 515, "model")
     with pytest.raises(ValueError, match=r"row 3 of b.jsonl has the token .* \(id 515\), .* for 515, ids 0 to 514"):
         refuse_unknown_tokens(inputs, 515)
+
+
+def test_a_signal_that_ends_a_run_gives_its_directory_back(tiny_models, tmp_path, monkeypatch):
+    monkeypatch.setenv("RANK", "1")  # which has no console
+    words = [
+        "--model.path",
+        tiny_models["llama"],
+        "--data.max_prompt_length",
+        "120",
+        "--run.dir",
+        str(tmp_path / "run"),
+    ]
+    training = Training(*configure([*words, "--rollout.max_response_length", "8"]), lambda config, session: None)
+    assert training.last_words() == "" and not (tmp_path / "run").exists(), "nothing is begun"
+    training.lock = RunLock(tmp_path / "run", print)
+    assert training.last_words() == "; no checkpoint is saved: the same command begins anew"
+    assert not (tmp_path / "run" / LOCK).exists()
+    RunLock(tmp_path / "run", print).release()

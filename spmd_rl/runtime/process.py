@@ -20,6 +20,7 @@ from typing import NoReturn, TypeVar
 from spmd_rl.config.redact import hide_in
 from spmd_rl.distributed.environment import local_rank_from_environment, rank_from_environment
 from spmd_rl.distributed.terminal_lines import share_terminal
+from spmd_rl.errors import name_variable
 from spmd_rl.health.parent_death import die_with
 
 USER_ERROR = 2
@@ -237,6 +238,7 @@ def hiding_secrets(act: Callable[[Settings], str | None]) -> Callable[[Settings]
         try:
             return act(settings)
         except Exception as error:
+            name_variable(error)
             hide_in(error)
             raise
 

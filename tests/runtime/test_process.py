@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from spmd_rl.errors import name_variable
 from spmd_rl.runtime.process import USER_ERROR, collecting_no_garbage
 
 REFUSES = """
@@ -215,3 +216,19 @@ def test_no_garbage_is_looked_for_while_a_program_starts():
 def test_a_terminal_that_lacks_a_character_shows_its_number_and_the_program_goes_on():
     end = ended(SHOWS, PYTHONIOENCODING="ascii")
     assert end.stdout == "a sample: \\u4e2d\\u6587 \\xe9\n" and "Unicode" not in end.stderr, end.stderr
+
+
+def test_an_error_about_a_file_names_the_variable_that_says_where_it_is():
+    places = {"CACHE_DIR": "/cache/compiled/", "ROOT": "/cache", "PWD": "/cache/compiled/x", "EMPTY": "", "TOP": "/"}
+    error = PermissionError(13, "Permission denied", "/cache/compiled/x/1.so")
+    name_variable(error, places)
+    assert str(error) == "[Errno 13] Permission denied (CACHE_DIR = /cache/compiled): '/cache/compiled/x/1.so'"
+    for untouched in (
+        OSError(28, "No space left"),
+        OSError(13, "denied", "/cached/1"),
+        OSError(9, "x", 3),
+        KeyError("a"),
+    ):
+        said = str(untouched)
+        name_variable(untouched, places)
+        assert str(untouched) == said
