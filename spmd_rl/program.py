@@ -35,6 +35,7 @@ from spmd_rl.runlog.run_dir import run_directory, way_on
 from spmd_rl.runlog.run_lock import RunLock
 from spmd_rl.runlog.run_log import RunLog
 from spmd_rl.runlog.start_up import StartUp
+from spmd_rl.runtime.cache_home import use_writable_cache
 from spmd_rl.runtime.process import Started, ends_with, run, user_errors_exit, wait_for_signal
 from spmd_rl.runtime.sources import changed_sources, sources
 from spmd_rl.runtime.startup import (
@@ -162,6 +163,7 @@ def run_rank(program: Program, started: Started) -> None:
 def _prepare(program: Program) -> tuple[Platform, list[str]]:
     """Make this machine ready for torch, Megatron and vLLM; returns its record and what was patched."""
     platform, config = current(program.platform), program.config
+    cache = use_writable_cache()
     rollout = config.rollout
     platform.set_environment(config.run.deterministic)
     sharing = rollout.tensor * rollout.data
@@ -175,7 +177,7 @@ def _prepare(program: Program) -> tuple[Platform, list[str]]:
 
     patches = (*torch_gloo.PATCHES, *(megatron_core.PATCHES if program.trains else ()), *vllm.PATCHES)
     applied = apply_all(patches, platform.patches)
-    return platform, [*applied, *variables]
+    return platform, [*applied, *variables, *cache]
 
 
 class Training:

@@ -2,10 +2,12 @@ import gc
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from spmd_rl.errors import name_variable
+from spmd_rl.runtime.cache_home import use_writable_cache
 from spmd_rl.runtime.process import USER_ERROR, collecting_no_garbage
 
 REFUSES = """
@@ -232,3 +234,17 @@ def test_an_error_about_a_file_names_the_variable_that_says_where_it_is():
         said = str(untouched)
         name_variable(untouched, places)
         assert str(untouched) == said
+
+
+def test_a_cache_that_cannot_be_written_is_replaced_and_the_hubs_models_stay_where_they_are(monkeypatch, tmp_path):
+    here: dict[str, str] = {"HOME": str(tmp_path)}
+    assert use_writable_cache(here) == [] and here == {"HOME": str(tmp_path)}
+    monkeypatch.setattr("os.access", lambda path, mode: False)  # root may write anything but what is mounted read-only
+    [said] = use_writable_cache(here)
+    try:
+        assert (
+            here["HF_HOME"] == f"{tmp_path}/.cache/huggingface" and list(Path(here["XDG_CACHE_HOME"]).iterdir()) == []
+        )
+        assert here["XDG_CACHE_HOME"] in said and f"{tmp_path}/.cache cannot be written" in said
+    finally:
+        Path(here["XDG_CACHE_HOME"]).rmdir()
