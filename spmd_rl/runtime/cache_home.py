@@ -1,6 +1,8 @@
 """Have libraries cache in a place that can be written: vLLM and W&B fill the console with what they could not keep."""
 
+import atexit
 import os
+import shutil
 import tempfile
 from collections.abc import MutableMapping
 from pathlib import Path
@@ -19,4 +21,5 @@ def use_writable_cache(environment: MutableMapping[str, str] = os.environ) -> li
         return []
     environment.setdefault(_HUB, str(own / "huggingface"))
     environment[_CACHE] = tempfile.mkdtemp(prefix="spmd_rl_cache_")
+    atexit.register(shutil.rmtree, environment[_CACHE], ignore_errors=True)
     return [f"{_CACHE} = {environment[_CACHE]}, as {own} cannot be written: what libraries cache is lost with this run"]
