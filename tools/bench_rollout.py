@@ -1,7 +1,8 @@
 """Put a rollout beside plain vLLM: `python tools/bench_rollout.py --config FILE [--section.key ...]`.
 
 One rank, one engine, the model's own weights. In turn, `--rounds` times after one that warms up: a step's rollout as a
-rank does it (requests, samples, texts, graders), and `LLM.generate` on the same requests. Both draw the same tokens.
+rank does it (requests, samples, texts, graders), and `LLM.generate` on the same requests, with vLLM's own kernels for
+norms, gates and draws. Both draw the same tokens, but where rounding decides.
 Prints a line of JSON for each, then the ratio of the medians: of seconds, and of the process's CPU seconds, which hold
 on a machine that is not quiet; the graders' CPU seconds are apart.
 """
@@ -75,7 +76,9 @@ class Bench:
                     self.seconds[way].append(spent)
                     tokens = sum(map(len, made[way].values()))
                     print(json.dumps({"way": way, "step": step, "tokens": tokens, **spent}), flush=True)
-            assert made["rollout"] == made["plain"], "both were given the same requests and seeds"
+            same = sum(tokens == made["plain"][number] for number, tokens in made["rollout"].items())
+            asked = len(made["plain"])
+            assert same >= 0.9 * asked, f"{same} of {asked} samples are equal, of the same requests and seeds"
         Ranks(channel, worker).stop()
 
     def _usage(self) -> dict[str, float]:
@@ -104,6 +107,8 @@ class Bench:
         """Ask vLLM alone."""
         import vllm
 
+        from spmd_rl.patches.vllm_kernels import left_as_they_are
+
         engine, config = self.worker.engine, self.config
         prompts, params = [], []
         for row in self._rows(step):
@@ -120,7 +125,8 @@ class Bench:
                         detokenize=False,
                     )
                 )
-        outputs: list[Any] = engine.llm.generate(prompts, params, use_tqdm=False)
+        with left_as_they_are():
+            outputs: list[Any] = engine.llm.generate(prompts, params, use_tqdm=False)
         return {number: list(one.outputs[0].token_ids) for number, one in enumerate(outputs)}
 
     def _rows(self, step: int) -> list[int]:

