@@ -103,11 +103,13 @@ def test_predictions_stand_beside_a_runs_measurements(tiny, capsys):
     # What is there before the first verb: the process, and the weights.
     assert compared["base_bytes"] == 1e9 - answer["figures"]["training_bytes"]["most"]
     row = next(one for one in compared["rows"] if one["name"] == "memory/update/peak_bytes")
-    assert row["measured"] == 2e9 - compared["base_bytes"]
-    assert row["ratio"] == row["predicted"] / row["measured"]
+    assert row["measured"] == 2e9 and row["ratio"] == row["predicted"] / 2e9
+    added = row["predicted"] - compared["base_bytes"]
+    assert added == answer["memory"]["estimate"]["update"]["bytes"]
+    assert row["added_ratio"] == added / (2e9 - compared["base_bytes"])
     main(["--compare", str(tiny), "--device", "cpu"])
     said = capsys.readouterr().out
-    assert "taken off" in said and "timing/update" in said
+    assert "are in both" in said and "added" in said and "timing/update" in said
     with pytest.raises(SystemExit):
         main(["--compare", str(tiny / "nothing")])
     assert "name the directory of a run that made a step" in capsys.readouterr().err

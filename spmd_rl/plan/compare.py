@@ -14,6 +14,8 @@ from spmd_rl.weights.device_memory import rank_bytes
 
 _RANKS = "ranks.jsonl"
 _RESTING = "memory/start/resident_bytes"
+_ADDED = "added"
+"""The ratio of what comes on top of what a process holds."""
 # Name in the metrics -> that of the figure whose largest rank it is.
 _BYTES = {
     "bytes/reshard_to_infer/network": "received_bytes",
@@ -43,8 +45,8 @@ def as_the_run(options: argparse.Namespace, rest: list[str]) -> list[str]:
 def compare(case: Case, answer: Json, run_dir: Path) -> Json:
     """Return rows of a prediction and a measurement, and what a process holds beside its models before the first verb.
 
-    On a machine of one memory the measured peaks are of the process: that base is taken from them. A row without a
-    ratio has only one of the two.
+    On a machine of one memory the measured peaks are of the process: that base, which the run has measured, is part of
+    the prediction, and `added_ratio` is of what comes on top of it. A row without a ratio has only one of the two.
     """
     rows = read_rows(run_dir)
 
@@ -55,7 +57,7 @@ def compare(case: Case, answer: Json, run_dir: Path) -> Json:
     for phase, one in answer["memory"]["estimate"].items():
         peak = largest(f"memory/{phase}/peak_bytes")
         if peak is not None:
-            found.append(_row(f"memory/{phase}/peak_bytes", one["bytes"], None if base is None else peak - base))
+            found.append(_peak(f"memory/{phase}/peak_bytes", one["bytes"], peak, base))
     for name, figure in _BYTES.items():
         found.append(_row(name, answer["figures"][figure]["most"], largest(name)))
     for phase, seconds in answer.get("time", {}).get("seconds", {}).items():
@@ -78,6 +80,13 @@ def _base(case: Case, resting: float | None) -> float | None:
     return resting - max(there)
 
 
+def _peak(name: str, added: float, measured: float, base: float | None) -> Json:
+    if base is None:
+        return _row(name, added, None)
+    more = {"added_ratio": added / (measured - base)} if base and measured > base else {}
+    return _row(name, base + added, measured) | more
+
+
 def _row(name: str, predicted: float, measured: float | None) -> Json:
     ratio = predicted / measured if measured else None
     return {"name": name, "predicted": predicted, "measured": measured, "ratio": ratio}
@@ -86,15 +95,19 @@ def _row(name: str, predicted: float, measured: float | None) -> Json:
 def compare_text(found: Json) -> list[str]:
     """Return the lines for a person."""
     base = found["base_bytes"]
-    beside = "" if not base else f"; {in_bytes(base)} that a process holds beside models are taken off"
+    beside = "" if not base else f"; {in_bytes(base)} that its process holds beside models are in both"
     if base is None:
         beside = f"; the run has no {_RESTING}: its memory can't be compared"
-    lines = [f"beside {found['run']}{beside}", f"{'':<36}{'predicted':>12}{'measured':>12}{'ratio':>8}"]
+    lines = [
+        f"beside {found['run']}{beside}",
+        f"{'':<36}{'predicted':>12}{'measured':>12}{'ratio':>8}{_ADDED if base else '':>8}",
+    ]
     for row in found["rows"]:
         write = _seconds if row["name"].startswith("timing/") else in_bytes
         measured = "-" if row["measured"] is None else write(row["measured"])
         ratio = "-" if row["ratio"] is None else f"{row['ratio']:.2f}"
-        lines.append(f"{row['name']:<36}{write(row['predicted']):>12}{measured:>12}{ratio:>8}")
+        added = f"{row['added_ratio']:>8.2f}" if "added_ratio" in row else ""
+        lines.append(f"{row['name']:<36}{write(row['predicted']):>12}{measured:>12}{ratio:>8}{added}")
     return lines
 
 
