@@ -41,7 +41,7 @@ DOORS = {
     "pyarrow": ("data/sources/tables.py", "data/sources/prepared.py"),
     "reasoning_gym": ("data/sources/tasks.py",),
     "safetensors": ("weights/",),
-    "numba": ("platforms/cpu_row_sums.py",),
+    "numba": ("platforms/cpu_row_sums.py", "platforms/cpu_gumbel.py"),
     "tyro": ("config/",),
     "yaml": ("config/",),
     "math_verify": ("rewards/",),
