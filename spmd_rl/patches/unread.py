@@ -1,6 +1,7 @@
 """Leave out, on a CPU, what libraries write or compute and nothing reads."""
 
 import functools
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType, ModuleType
 from typing import Protocol
@@ -91,3 +92,14 @@ def count_no_ranks(original: object) -> Callable[[torch.Tensor, torch.Tensor], t
         return values.new_zeros(len(values), dtype=torch.int64)
 
     return count
+
+
+def log_where_it_is_read(original: Callable[[object], None]) -> Callable[[object], None]:
+    """Have a function of vLLM that only logs do so where its logger takes it."""
+
+    @functools.wraps(original)
+    def log(args: object) -> None:
+        if logging.getLogger("vllm").isEnabledFor(logging.INFO):
+            original(args)
+
+    return log

