@@ -39,15 +39,25 @@ def here(tmp_path, monkeypatch, tiny_models):
 
 
 @pytest.fixture
-def typed(here, monkeypatch, capsys):
-    """Type `spmd-rl WORDS`; return the exit status and what is on the screen."""
+def typed(here, monkeypatch, capfd):
+    """Type `spmd-rl WORDS` in a process of its own; return its exit status and what is on the screen."""
 
     def type_in(*words: str) -> tuple[int, str]:
         monkeypatch.setattr(sys, "argv", ["spmd-rl", *words])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capsys.readouterr()
-        return int(ended.value.code or 0), out + err
+        process = os.fork()
+        if process == 0:
+            status = 99
+            try:
+                main()
+            except SystemExit as ended:
+                status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+            finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(status)
+        _, status = os.waitpid(process, 0)
+        out, err = capfd.readouterr()
+        return os.waitstatus_to_exitcode(status), out + err
 
     return type_in
 
