@@ -1,6 +1,7 @@
 """Parts of Megatron-Core's forward and backward passes in a form that an accelerator need not be waited for in."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import torch
@@ -75,6 +76,16 @@ def embed_rows(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Ten
     return forward
 
 
+def add_gradients(original: object) -> SimpleNamespace:
+    """Stand in for APEX's module: the product of a layer adds the gradient of its weight to the buffer itself."""
+
+    def add(x: torch.Tensor, gradient: torch.Tensor, summed: torch.Tensor) -> None:
+        """x [T, in]; gradient [T, out]; summed [out, in], float32."""
+        current().add_product(summed, gradient.T, x)
+
+    return SimpleNamespace(wgrad_gemm_accum_fp32=add)
+
+
 def gate_at_once(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """Gate a dense layer's channels by the platform's kernel."""
 
@@ -88,6 +99,23 @@ def gate_at_once(original: Callable[..., torch.Tensor]) -> Callable[..., torch.T
 
 
 PATCHES = (
+    *(
+        Patch(
+            package="megatron-core",
+            versions=MEGATRON_CORE,
+            target=f"megatron.core.tensor_parallel.layers:{name}",
+            platforms=("cpu",),
+            reason="the gradient of a weight is made beside the buffer, and then added to it, where APEX's kernel for CUDA is "
+            "missing",
+            upstream=f"{_SOURCE}/tensor_parallel/layers.py#L44",
+            until="gradient_accumulation_fusion asks for no kernel of APEX",
+            make=make,
+        )
+        for name, make in (
+            ("fused_weight_gradient_mlp_cuda", add_gradients),
+            ("_grad_accum_fusion_available", lambda original: True),
+        )
+    ),
     *(
         Patch(
             package="megatron-core",

@@ -114,6 +114,8 @@ CPU = Platform(
     kernels=Kernels(
         norm_copies=2, one_call=False, heap=1.4, stays=True, libraries=170 << 20, engine=68 << 20, share=1.0
     ),
+    logits=lazily("spmd_rl.platforms.cpu_logits:logits"),
+    adds_gradients=True,
     fused_adamw=True,
     offloads=False,
     repeats_exactly=True,

@@ -47,6 +47,11 @@ def torch_rotate(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) ->
     return x * cosines + torch.cat((-second, first), dim=-1) * sines
 
 
+def torch_logits(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Return hidden @ weight.T."""
+    return hidden @ weight.T
+
+
 def torch_add_product(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
     """Add a @ b, in float32, to a total in float32."""
     total.addmm_(a.float(), b.float())
@@ -162,6 +167,10 @@ class Platform:
     """(x [T, heads, d], cosines [T, 1, d], sines [T, 1, d]) -> x, its halves turned."""
     add_product: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None] = torch_add_product
     """(total [M, N] float32, a [M, K] float32, b [K, N] in the model's dtype): total += a @ b, summed in float32."""
+    logits: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = torch_logits
+    """(hidden [N, H], weight [V, H]) -> [N, V], in their dtype and without a graph."""
+    adds_gradients: bool = False
+    """A linear layer's `add_product` adds the gradient of its weight to those of the micro-batches before."""
     fused_adamw: bool = False
     """torch's AdamW has one kernel here, that reads parameter, gradient and moments once."""
     swiglu: Callable[[torch.Tensor], torch.Tensor] = lazily("spmd_rl.platforms.swiglu:swiglu")

@@ -10,6 +10,7 @@ from spmd_rl.config.config import TrainConfig
 from spmd_rl.distributed.layout import TrainLayout
 from spmd_rl.models.blocks import Experts, LatentAttention
 from spmd_rl.models.model_shape import ModelShape
+from spmd_rl.platforms import current
 
 
 def transformer_config(
@@ -57,7 +58,7 @@ def transformer_config(
         # The loss's denominators are global and known beforehand: Megatron must neither average nor rescale.
         calculate_per_token_loss=True,
         **_recomputed(train),
-        gradient_accumulation_fusion=False,
+        gradient_accumulation_fusion=current().adds_gradients,
         masked_softmax_fusion=False,
         bias_activation_fusion=True,
         bias_dropout_fusion=False,

@@ -1,7 +1,7 @@
 """Log-probabilities and entropies of chosen tokens from a vocabulary-sharded output layer, in chunks.
 
-The logits of a micro-batch never exist at once: each chunk of `chunk` tokens makes its own [chunk, V/tp] and drops it;
-the backward pass makes them again.
+The logits of a micro-batch never exist at once: each chunk of `chunk` tokens makes its own [chunk, V/tp] and drops it.
+The backward pass, which follows, begins with the chunk that was last and finds it kept; it makes the others' again.
 """
 
 from typing import Any
@@ -64,6 +64,8 @@ class _TokenLogprobs(torch.autograd.Function):
             log_normalizer[part] = peak + total.log()
             logprobs[part] = chosen - log_normalizer[part]
             entropy[part] = log_normalizer[part] - expected / total
+            ctx.kept = logits if part.stop >= count else None  # of the last chunk; freed on return where none learns
+            del logits, weights
         ctx.save_for_backward(hidden, weight, targets, log_normalizer, entropy)
         ctx.temperature, ctx.first_row, ctx.chunk, ctx.rows = temperature, first_row, chunk, rows
         ctx.summed = getattr(weight, "main_grad", None)
@@ -78,9 +80,13 @@ class _TokenLogprobs(torch.autograd.Function):
         used, add_product = weight[: ctx.rows], current().add_product
         grad_hidden = torch.empty_like(hidden)
         summed = torch.zeros_like(weight, dtype=torch.float32) if ctx.summed is None else ctx.summed
-        for start in range(0, hidden.shape[0], ctx.chunk):
+        for start in reversed(range(0, hidden.shape[0], ctx.chunk)):
             part = slice(start, start + ctx.chunk)
-            log_p = _logits(hidden[part], used, ctx.temperature).sub_(log_normalizer[part, None])
+            # None: of an earlier chunk, or a second pass backward.
+            logits, ctx.kept = ctx.kept, None
+            log_p = _logits(hidden[part], used, ctx.temperature) if logits is None else logits
+            log_p.sub_(log_normalizer[part, None])
+            del logits
             # d logprob / d logits = onehot - p; d entropy / d logits = -p (log p + entropy)
             if grad_entropy is not None:
                 slope = (log_p + entropy[part, None]).mul_(grad_entropy[part, None]).add_(grad_logprobs[part, None])
@@ -98,7 +104,7 @@ class _TokenLogprobs(torch.autograd.Function):
 
 
 def _logits(hidden: torch.Tensor, weight: torch.Tensor, temperature: float) -> torch.Tensor:
-    logits = (hidden @ weight.T).float()
+    logits = current().logits(hidden, weight).float()
     return logits if temperature == 1.0 else logits.div_(temperature)
 
 
