@@ -82,6 +82,13 @@ def test_the_mini_batch_that_is_learned_first_needs_no_policy_before_it(run):
     assert left_out("reward", kl_coefficient=0.1, kl_in_reward=True) == [0, 0, 0]
 
 
+def test_a_ratio_against_the_rollout_needs_no_policy_before_it_but_a_divergence_in_the_reward_does(run):
+    train, rollout = {"minibatches": 2, "epochs": 2}, {"old_logprobs": "rollout"}
+    assert "score policy" not in run(train=train, algorithm=rollout, directory="ratio").told()
+    in_reward = rollout | {"kl_coefficient": 0.1, "kl_in_reward": True}
+    assert "score policy" in run(train=train, algorithm=in_reward, directory="reward").told()
+
+
 def test_every_epoch_takes_every_minibatch_once(run):
     driven = run(train={"minibatches": 4, "epochs": 3})
     for model in ("critic", "policy"):

@@ -57,11 +57,14 @@ def notes(config: Config, world_size: int) -> list[str]:
             f"train.prompts_per_step = {train.prompts_per_step}: not a multiple of the {replicas} inference engines, "
             "so some get one prompt more than others"
         )
+    weighs = "algorithm.correction weighs"
+    if config.algorithm.old_logprobs == "rollout":
+        weighs = "the ratio, which is against vLLM's (algorithm.old_logprobs = rollout), begins below 1 and weighs"
     for knob, off in (("top_p", 1.0), ("top_k", 0), ("min_p", 0.0)):
         if getattr(rollout, knob) != off:
             said.append(
                 f"rollout.{knob} = {getattr(rollout, knob)}: samples are drawn from a part of the distribution; "
-                "training computes log-probabilities over all of it, and algorithm.correction weighs the tokens less"
+                f"training computes log-probabilities over all of it, and {weighs} the tokens less"
             )
     return said + algorithm_notes(config.algorithm) + ppo_notes(config) + checkpoint_notes(config)
 

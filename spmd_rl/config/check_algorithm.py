@@ -78,6 +78,7 @@ def _without_effect(algorithm: AlgorithmConfig) -> list[str]:
         ("gamma", "lam", "value_loss", "value_clip"): (algorithm.uses_critic, f"algorithm.advantage = {GAE}"),
         ("kl_target", "kl_horizon"): (algorithm.kl_control == "adaptive", "algorithm.kl_control = adaptive"),
         ("kl_estimator", "kl_control"): (algorithm.uses_reference, "algorithm.kl_coefficient above 0"),
+        ("correction",): (algorithm.old_logprobs == "trainer", "algorithm.old_logprobs = trainer"),
         ("clip_dual",): (bare(algorithm.loss) not in LOSSES_WITHOUT_DUAL, "algorithm.loss = dual_clip"),
     }
     return [

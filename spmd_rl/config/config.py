@@ -143,6 +143,10 @@ class AlgorithmConfig:
     """Weight of a token for the gap between vLLM's probabilities, which wrote it, and the trainer's: token_truncate,
     sequence_truncate(bound=2.0); token_mask(low=0.5, high=5.0), sequence_mask, geometric_mask (docs/algorithms.md).
     off: 1. Where the two agree, all are 1. Or a function of your own."""
+    old_logprobs: Literal["trainer", "rollout"] = "trainer"
+    """Log-probabilities that the ratio of a loss is against. trainer: of the policy before the update; where epochs or
+    mini-batches follow the first, that is a pass over the samples. rollout: vLLM's, which come with them: no such pass,
+    and what algorithm.correction would weigh is part of the ratio."""
     curation: str = "all"
     """Which samples of a step to train on. all: every one. teaching: those of groups whose rewards are not all equal.
     Or a function of your own, which is given the groups and the rewards."""

@@ -212,8 +212,10 @@ class Step:
 
     @property
     def off_policy(self) -> bool:
-        """Return whether mini-batches follow the first: their ratio needs the policy before it."""
-        return self.plan is not None and len(self.plan.minibatches) * self.config.train.epochs > 1
+        """Return whether mini-batches follow the first, and their ratio needs the policy before it."""
+        if self.plan is None or self.config.algorithm.old_logprobs == "rollout":
+            return False
+        return len(self.plan.minibatches) * self.config.train.epochs > 1
 
     def score(self, model: str, when: bool = True, whole: bool = True) -> None:
         """Have a model give each exchanged sample its log-probabilities, or its values; they stay on the ranks.

@@ -42,9 +42,11 @@ class StepTime:
         found[Phase.TO_TRAINING] = self._host(self.held.weights)
         passes = self._forward()
         train = config.train
-        if algorithm.kl_in_reward or train.epochs > 1 or train.shuffle_mini_batch and train.minibatches > 1:
+        ratio = algorithm.old_logprobs == "trainer"
+        whole = train.epochs > 1 or train.shuffle_mini_batch and train.minibatches > 1
+        if algorithm.kl_in_reward or ratio and whole:
             found[Phase.POLICY_LOGPROBS] = passes
-        elif train.minibatches > 1:
+        elif ratio and train.minibatches > 1:
             found[Phase.POLICY_LOGPROBS] = passes * (1 - 1 / train.minibatches)  # the first needs none
         if algorithm.uses_reference:
             found[Phase.REFERENCE_LOGPROBS] = passes + self._host(2 * self.held.weights)

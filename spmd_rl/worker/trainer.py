@@ -65,7 +65,8 @@ class Trainer:
         self.pixels: Pixels = pixels_of
         """Has the patches of a sample's images."""
         model, algorithm = config.model, config.algorithm
-        loss = PolicyLoss(find_loss(algorithm), find_correction(algorithm))
+        against_rollout = algorithm.old_logprobs == "rollout"
+        loss = PolicyLoss(find_loss(algorithm), find_correction(algorithm), against_rollout)
         self.add("policy", self.built(model.path, shape), loss)
         if config.rollout.router_replay:
             replay_experts(self.models["policy"].module)

@@ -28,7 +28,8 @@ def computed(gap=0.0, leave_out=(), own_loss=None, moved=0.1, **settings):
     }
     for name in leave_out:
         del fields[name]
-    policy_loss = PolicyLoss(own_loss or find_loss(algorithm), find_correction(algorithm))
+    against_rollout = algorithm.old_logprobs == "rollout"
+    policy_loss = PolicyLoss(own_loss or find_loss(algorithm), find_correction(algorithm), against_rollout)
     result = policy_loss(SimpleNamespace(field=fields.get, lengths=LENGTHS), now, torch.zeros(8))
     (gradient,) = torch.autograd.grad(result.total, now)
     return result, gradient
@@ -67,6 +68,30 @@ def test_a_policy_that_has_not_moved_need_not_be_scored(loss):
     scored, scored_gradient = computed(**settings)
     found, gradient = computed(leave_out=["policy_logprobs"], **settings)
     assert torch.equal(found.total, scored.total) and torch.equal(gradient, scored_gradient)
+
+
+@pytest.mark.parametrize("loss", ["grpo", "gspo", "cispo", "dual_clip", "rloo"])
+def test_a_ratio_against_the_rollout_is_one_against_a_policy_that_agreed_with_vllm(loss):
+    settings = {"loss": loss, "kl_coefficient": 0.1}
+    agreed, wanted = computed(gap=0.0, **settings)
+    found, gradient = computed(gap=0.0, old_logprobs="rollout", **settings)
+    assert torch.equal(found.total, agreed.total) and torch.equal(gradient, wanted)
+    unscored, gradient = computed(leave_out=["policy_logprobs"], old_logprobs="rollout", **settings)
+    assert torch.equal(unscored.total, agreed.total) and torch.equal(gradient, wanted), "no pass before is needed"
+    apart, _ = computed(gap=0.5, old_logprobs="rollout", **settings)
+    assert apart.sums["actor/ppo_kl"] != agreed.sums["actor/ppo_kl"], "what vLLM says counts"
+
+
+def test_a_ratio_against_the_rollout_leaves_nothing_to_correct_and_tells_how_far_it_is():
+    for correction in ("token_truncate", "sequence_mask", "off"):
+        found, _ = computed(0.7, moved=0.0, old_logprobs="rollout", correction=correction)
+        assert found.sums["correction/weight_mean"] == 8 and found.sums["correction/clipped_fraction"] == 0
+        assert found.sums["correction/kl"] == 0, "it is in actor/ppo_kl: train.kl_bound adds the two"
+        assert float(found.maxima["correction/logprob_gap_max"]) == pytest.approx(0.7)
+    with pytest.raises(
+        ValueError, match="algorithm.old_logprobs: the samples carry no rollout_logprobs.* it to trainer"
+    ):
+        computed(leave_out=["rollout_logprobs"], old_logprobs="rollout", correction="off")
 
 
 def test_samples_without_log_probabilities_of_their_writer_cannot_be_corrected():

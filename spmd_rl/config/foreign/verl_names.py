@@ -117,6 +117,7 @@ _SET = rows(
     ("loss_agg_mode", "algorithm.loss_reduction", "", named(_LOSSES)),
     ("policy_loss.loss_mode", "algorithm.loss", "", named({"vanilla": "grpo", "gspo": "gspo"})),
     ("actor.shuffle", "train.shuffle_mini_batch"),
+    ("bypass_mode bypass_old_logprob_for_rollout", "algorithm.old_logprobs", "", on("rollout", "trainer")),
     ("adv_estimator", "algorithm.advantage", "", named({name: name for name in _ADVANTAGES})),
     ("norm_adv_by_std_in_grpo", "algorithm.normalize_std"),
     ("algorithm.gamma", "algorithm.gamma"),
