@@ -82,11 +82,9 @@ class _TokenLogprobs(torch.autograd.Function):
         summed = torch.zeros_like(weight, dtype=torch.float32) if ctx.summed is None else ctx.summed
         for start in reversed(range(0, hidden.shape[0], ctx.chunk)):
             part = slice(start, start + ctx.chunk)
-            # None: of an earlier chunk, or a second pass backward.
-            logits, ctx.kept = ctx.kept, None
-            log_p = _logits(hidden[part], used, ctx.temperature) if logits is None else logits
-            log_p.sub_(log_normalizer[part, None])
-            del logits
+            kept, ctx.kept = ctx.kept, None  # the last chunk's, in the first pass backward
+            logits = _logits(hidden[part], used, ctx.temperature) if kept is None else kept
+            log_p = logits.sub_(log_normalizer[part, None])
             # d logprob / d logits = onehot - p; d entropy / d logits = -p (log p + entropy)
             if grad_entropy is not None:
                 slope = (log_p + entropy[part, None]).mul_(grad_entropy[part, None]).add_(grad_logprobs[part, None])
