@@ -70,6 +70,7 @@ class TrainingState:
         """
         self._note = _Note()
         self._directory = directory
+        self._optimizer.begin_state()
         # The values of a device are copied to the host before the fork.
         state = self._sharded(loading=False)
         apply_factories(state)

@@ -175,6 +175,12 @@ class Optimizer:
         for part in self.parts:
             part.offload()
 
+    def begin_state(self) -> None:
+        """Have a state to save where no step was made yet: a critic learned alone, or all updates were skipped."""
+        if not all(inner.optimizer.state for inner in self.distributed):
+            for part in self.each():
+                part.begin_state()
+
     def load(self, state: dict[str, object]) -> None:
         """Take what Megatron loaded from a checkpoint, in the form of its own load_state_dict."""
         found = dict[torch.Tensor, dict[str, torch.Tensor]]()

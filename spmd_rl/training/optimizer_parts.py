@@ -79,6 +79,20 @@ class Part:
         with self._alone():
             self.inner.reload_model_params()
 
+    def begin_state(self) -> None:
+        """Give parameters that no step was made with the state before the first: a count and moments of 0."""
+        optimizer = self.inner.optimizer
+        for group, mains in zip(optimizer.param_groups, self._mains, strict=True):
+            for main in mains:
+                if not main.numel() or main in optimizer.state:
+                    continue
+                state = optimizer.state[main]
+                state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(main), torch.zeros_like(main)
+                if isinstance(optimizer, torch.optim.Adam):  # AdamW is one; fused ones of others count by group
+                    state["step"] = torch.zeros((), dtype=torch.float32)
+                else:
+                    group.setdefault("step", 0)
+
     def make_state(self) -> None:
         """Have moments to load into; what they and the weights hold is undefined."""
         with self._alone():
